@@ -1,1 +1,29 @@
-//! x
+//! The packet decision of `limiter`, and the types the kernel and the agent share.
+//!
+//! Everything here is `no_std`, free of clocks, maps and `unsafe` (but for the plain-data markers
+//! in [`abi`]), so that the very code that decides in the XDP program also runs under host tests.
+//! [`decide()`] is the entry: it reads a [`PacketView`], asks an [`Env`] for state, and answers
+//! with an [`Outcome`].
+#![no_std]
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+#![allow(
+    clippy::inline_always,
+    reason = "the BPF program is one function: a call costs registers and hides bounds from the verifier"
+)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod abi;
+pub mod bucket;
+pub mod classify;
+pub mod decide;
+pub mod packet;
+pub mod time;
+pub mod units;
+pub mod verdict;
+
+pub use decide::{Bucket, Env, decide};
+pub use packet::PacketView;
+pub use verdict::{Action, Family, Outcome, Reason};

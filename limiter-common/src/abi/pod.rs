@@ -1,0 +1,29 @@
+//! Marks the types of the ABI as plain data for aya's map wrappers.
+#![cfg(feature = "aya")]
+#![allow(
+    unsafe_code,
+    reason = "aya::Pod is an unsafe marker trait; this file is the only place for it"
+)]
+
+use super::{BucketState, Count, Policy, PolicyId, PrefixKey, Settings, V4Key, V6Key};
+use crate::units::Limits;
+
+macro_rules! pod {
+    ($($type:ty),*) => {$(
+        // SAFETY: `repr(C)` or `repr(transparent)`, made of integers only, and without padding
+        // (the size asserts beside each type).
+        unsafe impl aya::Pod for $type {}
+    )*};
+}
+
+pod!(
+    BucketState,
+    Count,
+    Limits,
+    Policy,
+    PolicyId,
+    PrefixKey,
+    Settings,
+    V4Key,
+    V6Key
+);

@@ -1,0 +1,106 @@
+//! What applies to a source apart from its class: its prefix's limits, blocks and exemptions.
+
+use super::{MAX_INTERFACES, Slot};
+use crate::time::Nanos;
+
+/// The number of a [`Policy`] within its bank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct PolicyId(pub u32);
+
+impl PolicyId {
+    /// No prefix, block or exemption covers the source: the class limits apply. It has no record.
+    pub const DEFAULT: Self = Self(0);
+}
+
+/// A row of the limits map: `policy.limits + class order` finds a [`Limits`](crate::units::Limits).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct LimitsIndex(pub u32);
+
+impl LimitsIndex {
+    /// The class's own limits, which are in the settings and not in the map.
+    pub const CLASS: Self = Self(u32::MAX);
+}
+
+/// Everything that the configuration says about one prefix, with what it inherits from the
+/// prefixes around it already merged in: one longest-prefix match finds all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Policy {
+    /// Blocked until then; 0 if not blocked.
+    pub blocked_until: Nanos,
+    /// On which interfaces it is exempt, and until when.
+    pub exempt: Exemptions,
+    /// The first of its limits in the limits map, one per class in order.
+    pub limits: LimitsIndex,
+    pad: u32,
+}
+
+impl Policy {
+    /// A policy of these parts.
+    #[must_use]
+    pub const fn new(blocked_until: Nanos, exempt: Exemptions, limits: LimitsIndex) -> Self {
+        Self {
+            blocked_until,
+            exempt,
+            limits,
+            pad: 0,
+        }
+    }
+}
+
+/// Per interface slot, the time until which a prefix is exempt there; 0 where it is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Exemptions([Nanos; MAX_INTERFACES]);
+
+impl Exemptions {
+    /// Exempt nowhere.
+    pub const NONE: Self = Self([Nanos(0); MAX_INTERFACES]);
+
+    /// Whether it is exempt on `slot` at `now`.
+    #[inline(always)]
+    #[must_use]
+    pub fn holds(&self, slot: Slot, now: Nanos) -> bool {
+        self.0.get(slot.index()).is_some_and(|until| now < *until)
+    }
+
+    /// Makes it exempt on `slot` until `until`, or for longer if it already was.
+    pub fn extend(&mut self, slot: Slot, until: Nanos) {
+        if let Some(known) = self.0.get_mut(slot.index()) {
+            *known = until.max(*known);
+        }
+    }
+}
+
+/// A source address as the prefix map knows it: IPv6 as it is, IPv4 in the first four bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct SourceAddress {
+    /// 4 or 6.
+    pub family: u8,
+    /// Network order; the rest of an IPv4 address is 0.
+    pub bytes: [u8; 16],
+}
+
+/// The key data of the prefix map: the bank and the address, so that both banks share one trie
+/// and a packet sees one of them only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct PrefixKey {
+    /// 0 or 1.
+    pub bank: u8,
+    /// The address.
+    pub address: SourceAddress,
+}
+
+impl PrefixKey {
+    /// Bits in front of the address, to be added to an address's prefix length.
+    pub const FIXED_BITS: u32 = 16;
+    /// The length of a key that names one address; any shorter prefix matches it.
+    pub const FULL_BITS: u32 = Self::FIXED_BITS + 128;
+}
+
+const _: () = assert!(size_of::<PrefixKey>() == 18);
+const _: () = assert!(size_of::<Policy>() == 16 + 8 * MAX_INTERFACES);

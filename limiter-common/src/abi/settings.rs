@@ -1,0 +1,318 @@
+//! The settings that a packet is decided under: one value per bank, switched as a whole.
+
+use super::{LimitsIndex, MAX_CLASSES, MAX_INTERFACES};
+use crate::units::{Limits, PacketLimit};
+
+/// An index into the two banks of settings: 0 or 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bank {
+    /// The bank in force when the program is loaded.
+    #[default]
+    First,
+    /// The other one.
+    Second,
+}
+
+impl Bank {
+    /// The index in the map of settings.
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        match self {
+            Self::First => 0,
+            Self::Second => 1,
+        }
+    }
+
+    /// The other bank.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+}
+
+/// What is done with packets that are over a limit. A number and not an enum, because it is read
+/// from a map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Mode(u32);
+
+impl Mode {
+    /// Nothing is dropped; what would be is counted.
+    pub const OBSERVE: Self = Self(0);
+    /// Packets over a limit are dropped.
+    pub const ENFORCE: Self = Self(1);
+    /// Nothing is limited or measured against a limit; packets are counted.
+    pub const BYPASS: Self = Self(2);
+}
+
+/// The stable number of a class: bucket keys and counters carry it, so it stays with the class's
+/// name through reloads. (A class's place in the order of rules is something else.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct ClassId(pub u32);
+
+impl ClassId {
+    /// No class: what is decided before, or without, classification.
+    pub const NONE: Self = Self(0);
+}
+
+/// The stable number of a configured interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// An interface that is not configured (or became so a moment ago).
+    pub const UNKNOWN: Self = Self(0);
+
+    /// The number as an array index.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One place of the interface table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Ingress {
+    /// The kernel's interface index; 0 (never an interface) if the place is empty.
+    pub ifindex: u32,
+    /// The slot it is counted and exempted under.
+    pub slot: Slot,
+}
+
+impl Ingress {
+    /// Places in the interface table.
+    pub const PLACES: usize = 256;
+
+    /// The place of `ifindex` under `multiplier`, an odd number that the agent picks so that no
+    /// two of its interfaces share a place.
+    #[inline(always)]
+    #[must_use]
+    pub const fn place(ifindex: u32, multiplier: u32) -> usize {
+        (ifindex.wrapping_mul(multiplier) >> 24) as usize
+    }
+}
+
+/// Which look-ups the configuration makes necessary; the others are skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Need(pub u32);
+
+impl Need {
+    /// Some class matches on source ports.
+    pub const SOURCE_PORT: Self = Self(1);
+    /// Some class matches on destination ports.
+    pub const DESTINATION_PORT: Self = Self(2);
+    /// Some class matches on the frame's length.
+    pub const LENGTH: Self = Self(4);
+    /// There is a prefix, exemption or block.
+    pub const POLICIES: Self = Self(8);
+
+    /// Whether all of `other` is needed.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// One class, at its place in the order of rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ClassSettings {
+    /// The limits of a source that no prefix gives others.
+    pub limits: Limits,
+    /// Its number.
+    pub id: ClassId,
+    /// Its mode: its own, or the global one.
+    pub mode: Mode,
+}
+
+/// A dimension of classification with 65,536 values: a port, or a frame length (longer frames count
+/// as 65,535). Values are grouped, since few sets of classes are distinct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Dimension {
+    /// Which classes accept a packet that has no such value (no ports).
+    pub absent: u64,
+    /// Which classes accept each group.
+    pub classes: [u64; 256],
+    /// The group of each value.
+    pub groups: [u8; 65536],
+}
+
+impl Dimension {
+    /// Accepts nothing.
+    pub const EMPTY: Self = Self {
+        absent: 0,
+        classes: [0; 256],
+        groups: [0; 65536],
+    };
+
+    /// Which classes accept `value`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn accepting(&self, value: u16) -> u64 {
+        self.classes[self.groups[value as usize] as usize]
+    }
+}
+
+/// An index into the table of protocols: what is below the network header, in eleven bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct L4Index(u16);
+
+impl L4Index {
+    /// Entries in the table.
+    pub const COUNT: usize = 2048;
+
+    /// A protocol of which no header is read, or (for a non-first fragment) can be.
+    #[inline(always)]
+    #[must_use]
+    pub const fn other(protocol: u8) -> Self {
+        Self(protocol as u16)
+    }
+
+    /// TCP with these flags (the header's byte 13).
+    #[inline(always)]
+    #[must_use]
+    pub const fn tcp(flags: u8) -> Self {
+        Self(256 + flags as u16)
+    }
+
+    /// ICMP of this type.
+    #[inline(always)]
+    #[must_use]
+    pub const fn icmp(kind: u8) -> Self {
+        Self(512 + kind as u16)
+    }
+
+    /// `ICMPv6` of this type.
+    #[inline(always)]
+    #[must_use]
+    pub const fn icmpv6(kind: u8) -> Self {
+        Self(768 + kind as u16)
+    }
+
+    /// The same in a fragment, the first or another.
+    #[inline(always)]
+    #[must_use]
+    pub const fn fragment(self) -> Self {
+        Self(self.0 | 1024)
+    }
+
+    /// The array index, below [`COUNT`](Self::COUNT).
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        (self.0 & 2047) as usize
+    }
+}
+
+/// All that a packet is decided under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Settings {
+    /// The cap on ARP and neighbour discovery, per interface.
+    pub neighbours: PacketLimit,
+    /// Changes with every switch; a [`Resolution`](super::Resolution) of another epoch is stale.
+    pub epoch: u32,
+    /// The bank these settings lie in, 0 or 1: the first byte of every [`PrefixKey`](super::PrefixKey).
+    pub bank: u32,
+    /// The first of this bank's policies in their map.
+    pub policies: u32,
+    /// The mode of what has no class.
+    pub mode: Mode,
+    /// A bit for each [`Reason`](crate::Reason) that drops.
+    pub drops: u32,
+    /// Which look-ups are needed.
+    pub need: Need,
+    /// See [`Ingress::place`].
+    pub ingress_multiplier: u32,
+    /// How many of `classes` are in use.
+    pub class_count: u32,
+    /// The interfaces.
+    pub ingress: [Ingress; Ingress::PLACES],
+    /// The classes, in the order of rules.
+    pub classes: [ClassSettings; MAX_CLASSES],
+    /// Which classes accept each protocol, flag set, ICMP type and fragment.
+    pub protocols: [u64; L4Index::COUNT],
+    /// Which classes accept each source port.
+    pub source_ports: Dimension,
+    /// Which classes accept each destination port.
+    pub destination_ports: Dimension,
+    /// Which classes accept each frame length.
+    pub lengths: Dimension,
+}
+
+impl Settings {
+    /// No interfaces, no classes, observe mode, nothing drops.
+    pub const EMPTY: Self = Self {
+        neighbours: PacketLimit::NONE,
+        epoch: 0,
+        bank: 0,
+        policies: 0,
+        mode: Mode::OBSERVE,
+        drops: 0,
+        need: Need(0),
+        ingress_multiplier: 1,
+        class_count: 0,
+        ingress: [Ingress {
+            ifindex: 0,
+            slot: Slot::UNKNOWN,
+        }; Ingress::PLACES],
+        classes: [ClassSettings {
+            limits: Limits::NONE,
+            id: ClassId::NONE,
+            mode: Mode::OBSERVE,
+        }; MAX_CLASSES],
+        protocols: [0; L4Index::COUNT],
+        source_ports: Dimension::EMPTY,
+        destination_ports: Dimension::EMPTY,
+        lengths: Dimension::EMPTY,
+    };
+
+    /// The slot of the interface with this index.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slot(&self, ifindex: u32) -> Slot {
+        let ingress = &self.ingress[Ingress::place(ifindex, self.ingress_multiplier)];
+        if ingress.ifindex == ifindex {
+            ingress.slot
+        } else {
+            Slot::UNKNOWN
+        }
+    }
+}
+
+impl LimitsIndex {
+    /// The row of the class at place `order`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn row(self, order: usize) -> u32 {
+        self.0.wrapping_add(order as u32)
+    }
+}
+
+const _: () = assert!(MAX_INTERFACES <= Ingress::PLACES);
+const _: () = assert!(size_of::<ClassSettings>() == 40);
+const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
+const _: () = assert!(
+    size_of::<Settings>()
+        == 48
+            + 8 * Ingress::PLACES
+            + 40 * MAX_CLASSES
+            + 8 * L4Index::COUNT
+            + 3 * size_of::<Dimension>()
+);

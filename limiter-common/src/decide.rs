@@ -1,0 +1,243 @@
+//! The decision about one packet.
+
+use crate::abi::{
+    BucketState, ClassId, ClassSettings, LimitsIndex, Mode, Policy, PolicyId, PrefixKey,
+    Resolution, Settings, Slot,
+};
+use crate::bucket::{self, Cell};
+use crate::classify::classify;
+use crate::packet::{Frame, Packet, PacketView, Source, parse};
+use crate::time::{Nanos, Tick};
+use crate::units::Limits;
+use crate::verdict::{Action, Family, Outcome, Reason};
+
+/// What a decision needs from outside: the state behind it. The kernel side answers from maps.
+pub trait Env {
+    /// A bucket in the table.
+    type Bucket: Bucket;
+    /// The word that caps ARP and neighbour discovery.
+    type Cell: Cell;
+
+    /// The bucket of `source` in `class`, if there is one.
+    fn bucket(&self, source: Source, class: ClassId) -> Option<Self::Bucket>;
+    /// The bucket of `source` in `class`, made from `state` if there is none yet.
+    fn create(&self, source: Source, class: ClassId, state: BucketState) -> Option<Self::Bucket>;
+    /// The cap on ARP and neighbour discovery of an interface.
+    fn neighbours(&self, slot: Slot) -> Option<Self::Cell>;
+    /// The policy of the longest prefix that covers the address.
+    fn prefix(&self, key: &PrefixKey) -> Option<PolicyId>;
+    /// The policy at this place of the map (both banks counted).
+    fn policy(&self, place: u32) -> Option<&Policy>;
+    /// The limits at this place of the map (both banks counted).
+    fn limits(&self, place: u32) -> Option<&Limits>;
+}
+
+/// A bucket in the table, shared between CPUs.
+pub trait Bucket {
+    /// A theoretical arrival time.
+    type Cell: Cell;
+
+    /// The packet bucket.
+    fn packets(&self) -> Self::Cell;
+    /// The byte bucket.
+    fn bytes(&self) -> Self::Cell;
+    /// The cached policy.
+    fn resolution(&self) -> Resolution;
+    /// Caches a policy.
+    fn set_resolution(&self, resolution: Resolution);
+}
+
+/// Decides about the frame in `view`, received on the interface `ifindex` at `now`.
+#[inline(always)]
+pub fn decide<V: PacketView + ?Sized, E: Env>(
+    view: &V,
+    ifindex: u32,
+    now: Nanos,
+    settings: &Settings,
+    env: &E,
+) -> Outcome {
+    let slot = settings.slot(ifindex);
+    let outside = |family, reason: Reason| Outcome {
+        slot,
+        family,
+        class: ClassId::NONE,
+        reason,
+        action: reason.action(settings.mode, settings.drops),
+    };
+    let packet = match parse(view) {
+        Frame::Ip(packet) => packet,
+        Frame::NonIp => return outside(Family::Other, Reason::NonIp),
+        Frame::Malformed(family) => return outside(family, Reason::Malformed),
+        Frame::Neighbour(family) => {
+            return outside(family, neighbour(slot, now, settings, env));
+        }
+    };
+    let length = view.length();
+    let Some((order, class)) = classify(settings, &packet, length)
+        .and_then(|order| Some((order, settings.classes.get(order)?)))
+    else {
+        return outside(packet.family(), Reason::NoSettings);
+    };
+    let reason = match class.mode {
+        Mode::BYPASS => Reason::Bypass,
+        _ => judge(
+            &Arrival {
+                packet: &packet,
+                length,
+                slot,
+                now,
+                order,
+                class,
+            },
+            settings,
+            env,
+        ),
+    };
+    Outcome {
+        slot,
+        family: packet.family(),
+        class: class.id,
+        reason,
+        action: reason.action(class.mode, settings.drops),
+    }
+}
+
+/// A classified packet.
+struct Arrival<'a> {
+    packet: &'a Packet,
+    length: u32,
+    slot: Slot,
+    now: Nanos,
+    order: usize,
+    class: &'a ClassSettings,
+}
+
+/// ARP and neighbour discovery: a cap for the whole interface, so that neither starves and neither
+/// can be used to flood.
+#[inline(always)]
+fn neighbour<E: Env>(slot: Slot, now: Nanos, settings: &Settings, env: &E) -> Reason {
+    let cap = &settings.neighbours;
+    match env.neighbours(slot) {
+        Some(cell) if !bucket::admit(&cell, now.into(), cap.cost(), cap.tolerance()) => {
+            Reason::NeighbourRate
+        }
+        _ => Reason::Neighbour,
+    }
+}
+
+/// The limits of the packet's source: its policy first, then its bucket.
+#[inline(always)]
+fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason {
+    let Arrival {
+        packet, now, class, ..
+    } = arrival;
+    match env.bucket(packet.source, class.id) {
+        Some(bucket) => match bucket.resolution().policy(settings.epoch) {
+            Some(policy) => match standing(policy, arrival, settings, env) {
+                Ok(limits) => charge(&bucket, arrival, limits),
+                Err(reason) => reason,
+            },
+            None => {
+                let policy = resolve(packet, settings, env);
+                let standing = standing(policy, arrival, settings, env);
+                if let Ok(limits) = standing {
+                    bucket::clamp(&bucket.packets(), (*now).into(), limits.packets.tolerance());
+                    bucket::clamp(&bucket.bytes(), (*now).into(), limits.bytes.tolerance());
+                }
+                bucket.set_resolution(Resolution::new(settings.epoch, policy));
+                match standing {
+                    Ok(limits) => charge(&bucket, arrival, limits),
+                    Err(reason) => reason,
+                }
+            }
+        },
+        None => {
+            let policy = resolve(packet, settings, env);
+            let limits = match standing(policy, arrival, settings, env) {
+                Ok(limits) => limits,
+                // A blocked or exempt stranger needs no bucket, and takes nobody else's.
+                Err(reason) => return reason,
+            };
+            let full = Tick::from(*now).0;
+            let resolution = Resolution::new(settings.epoch, policy);
+            let state = BucketState {
+                packets: full,
+                bytes: full,
+                resolution,
+            };
+            match env.create(packet.source, class.id, state) {
+                Some(bucket) => charge(&bucket, arrival, limits),
+                None => Reason::TableFull,
+            }
+        }
+    }
+}
+
+/// The policy of the packet's source under the present settings.
+#[inline(always)]
+fn resolve<E: Env>(packet: &Packet, settings: &Settings, env: &E) -> PolicyId {
+    if !settings.need.has(crate::abi::Need::POLICIES) {
+        return PolicyId::DEFAULT;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "0 or 1")]
+    let key = PrefixKey {
+        bank: settings.bank as u8,
+        address: packet.address,
+    };
+    env.prefix(&key).unwrap_or(PolicyId::DEFAULT)
+}
+
+/// The limits that `policy` puts on the packet's source, or the reason why none are consulted.
+#[inline(always)]
+fn standing<'a, E: Env>(
+    policy: PolicyId,
+    arrival: &Arrival<'a>,
+    settings: &Settings,
+    env: &'a E,
+) -> Result<&'a Limits, Reason> {
+    let own = &arrival.class.limits;
+    if policy == PolicyId::DEFAULT {
+        return Ok(own);
+    }
+    let Some(policy) = env.policy(settings.policies.wrapping_add(policy.0)) else {
+        return Err(Reason::NoSettings);
+    };
+    // An exemption is the operator's promise to a service, so it outranks a block.
+    if policy.exempt.holds(arrival.slot, arrival.now) {
+        return Err(Reason::Exempt);
+    }
+    if arrival.now < policy.blocked_until {
+        return Err(Reason::Blocked);
+    }
+    if policy.limits == LimitsIndex::CLASS {
+        return Ok(own);
+    }
+    env.limits(policy.limits.row(arrival.order))
+        .ok_or(Reason::NoSettings)
+}
+
+/// Charges packets and bytes, both or neither.
+#[inline(always)]
+fn charge<B: Bucket>(bucket: &B, arrival: &Arrival<'_>, limits: &Limits) -> Reason {
+    let now = Tick::from(arrival.now);
+    let frame = limits.bytes.cost_of(arrival.length);
+    let bytes = bucket.bytes();
+    if limits.bytes.is_limited() && !bucket::conforms(&bytes, now, frame, limits.bytes.tolerance())
+    {
+        return Reason::ByteRate;
+    }
+    if limits.packets.is_limited()
+        && !bucket::admit(
+            &bucket.packets(),
+            now,
+            limits.packets.cost(),
+            limits.packets.tolerance(),
+        )
+    {
+        return Reason::PacketRate;
+    }
+    if limits.bytes.is_limited() {
+        bucket::charge(&bytes, now, frame, limits.bytes.tolerance());
+    }
+    Reason::Conform
+}

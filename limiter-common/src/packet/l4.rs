@@ -1,0 +1,63 @@
+//! What follows the network header: ports, flags and types.
+
+use super::{PacketView, Ports, protocol};
+use crate::abi::L4Index;
+
+pub(super) struct L4 {
+    pub(super) index: L4Index,
+    pub(super) ports: Option<Ports>,
+    pub(super) is_neighbour_discovery: bool,
+}
+
+/// Reads the header of `protocol` at `offset` in a packet that ends at `end`; `None` if it is
+/// truncated. A fragment other than the `first` has no header to read.
+#[inline(always)]
+pub(super) fn parse<V: PacketView + ?Sized>(
+    view: &V,
+    protocol: u8,
+    first: bool,
+    offset: u32,
+    end: u32,
+) -> Option<L4> {
+    let mut l4 = L4 {
+        index: L4Index::other(protocol),
+        ports: None,
+        is_neighbour_discovery: false,
+    };
+    if !first {
+        return Some(l4);
+    }
+    // The fixed part of each header (RFC 9293, 768, 9260, 792, 4443).
+    let fixed = match protocol {
+        protocol::TCP => 20,
+        protocol::SCTP => 12,
+        protocol::UDP | protocol::ICMP | protocol::ICMPV6 => 8,
+        _ => return Some(l4),
+    };
+    if offset + fixed > end {
+        return None;
+    }
+    let [b0, b1, b2, b3] = view.read::<4>(offset)?;
+    match protocol {
+        protocol::ICMP => l4.index = L4Index::icmp(b0),
+        protocol::ICMPV6 => {
+            l4.index = L4Index::icmpv6(b0);
+            l4.is_neighbour_discovery = matches!(b0, 133..=137);
+        }
+        _ => {
+            l4.ports = Some(Ports {
+                source: u16::from_be_bytes([b0, b1]),
+                destination: u16::from_be_bytes([b2, b3]),
+            });
+        }
+    }
+    if protocol == protocol::TCP {
+        let [data_offset, flags] = view.read::<2>(offset + 12)?;
+        let header = u32::from(data_offset >> 4) * 4;
+        if header < 20 || offset + header > end {
+            return None;
+        }
+        l4.index = L4Index::tcp(flags);
+    }
+    Some(l4)
+}

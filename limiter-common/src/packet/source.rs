@@ -1,0 +1,69 @@
+//! Which bucket a source address belongs to.
+
+/// Whose bucket a packet meets: a number within a space, so that addresses that mean different
+/// things never share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// How to read `bits`.
+    pub space: Space,
+    /// IPv4 and embedded IPv4: the address. IPv6: the first 64 bits. Link-local: the last 64.
+    pub bits: u64,
+}
+
+/// The kinds of sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Space {
+    /// One IPv4 address.
+    Ipv4 = 0,
+    /// One IPv6 /64, the least that a network hands out.
+    Ipv6 = 1,
+    /// One link-local interface identifier: fe80::/64 is the whole link, not one neighbour.
+    LinkLocal = 2,
+    /// One IPv4 address behind a translator (64:ff9b::/96, RFC 6052 §2.1).
+    Nat64 = 3,
+    /// One IPv4 address behind 6to4 (2002::/16, RFC 3056 §2).
+    SixToFour = 4,
+}
+
+impl Source {
+    /// The source of an IPv4 address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn ipv4(address: [u8; 4]) -> Self {
+        Self {
+            space: Space::Ipv4,
+            bits: u32::from_be_bytes(address) as u64,
+        }
+    }
+
+    /// The source of an IPv6 address.
+    #[inline(always)]
+    #[must_use]
+    pub const fn ipv6(address: [u8; 16]) -> Self {
+        let address = u128::from_be_bytes(address);
+        #[expect(clippy::cast_possible_truncation, reason = "the halves of the address")]
+        let (high, low) = ((address >> 64) as u64, address as u64);
+        if high >> 54 == 0xfe80 >> 6 {
+            Self {
+                space: Space::LinkLocal,
+                bits: low,
+            }
+        } else if high == 0x0064_ff9b_0000_0000 && low >> 32 == 0 {
+            Self {
+                space: Space::Nat64,
+                bits: low,
+            }
+        } else if high >> 48 == 0x2002 {
+            Self {
+                space: Space::SixToFour,
+                bits: (high >> 16) & 0xffff_ffff,
+            }
+        } else {
+            Self {
+                space: Space::Ipv6,
+                bits: high,
+            }
+        }
+    }
+}
