@@ -25,9 +25,7 @@ pub fn classify(settings: &Settings, packet: &Packet, length: u32) -> Option<usi
         };
     }
     if settings.need.has(Need::LENGTH) {
-        accepting &= settings
-            .lengths
-            .accepting(u16::try_from(length).unwrap_or(u16::MAX));
+        accepting &= settings.lengths.accepting(u16::try_from(length).unwrap_or(u16::MAX));
     }
     (accepting != 0).then(|| accepting.trailing_zeros() as usize)
 }

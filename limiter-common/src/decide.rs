@@ -1,7 +1,7 @@
 //! The decision about one packet.
 
 use crate::abi::{
-    BucketState, ClassId, ClassSettings, LimitsIndex, Mode, Policy, PolicyId, PrefixKey,
+    BucketState, ClassId, ClassSettings, LimitsIndex, Mode, Need, Policy, PolicyId, PrefixKey,
     Resolution, Settings, Slot,
 };
 use crate::bucket::{self, Cell};
@@ -9,7 +9,7 @@ use crate::classify::classify;
 use crate::packet::{Frame, Packet, PacketView, Source, parse};
 use crate::time::{Nanos, Tick};
 use crate::units::Limits;
-use crate::verdict::{Action, Family, Outcome, Reason};
+use crate::verdict::{Family, Outcome, Reason};
 
 /// What a decision needs from outside: the state behind it. The kernel side answers from maps.
 pub trait Env {
@@ -80,18 +80,7 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
     };
     let reason = match class.mode {
         Mode::BYPASS => Reason::Bypass,
-        _ => judge(
-            &Arrival {
-                packet: &packet,
-                length,
-                slot,
-                now,
-                order,
-                class,
-            },
-            settings,
-            env,
-        ),
+        _ => judge(&Arrival { packet: &packet, length, slot, now, order, class }, settings, env),
     };
     Outcome {
         slot,
@@ -128,62 +117,40 @@ fn neighbour<E: Env>(slot: Slot, now: Nanos, settings: &Settings, env: &E) -> Re
 /// The limits of the packet's source: its policy first, then its bucket.
 #[inline(always)]
 fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason {
-    let Arrival {
-        packet, now, class, ..
-    } = arrival;
-    match env.bucket(packet.source, class.id) {
-        Some(bucket) => match bucket.resolution().policy(settings.epoch) {
-            Some(policy) => match standing(policy, arrival, settings, env) {
-                Ok(limits) => charge(&bucket, arrival, limits),
-                Err(reason) => reason,
-            },
-            None => {
-                let policy = resolve(packet, settings, env);
-                let standing = standing(policy, arrival, settings, env);
-                if let Ok(limits) = standing {
-                    bucket::clamp(&bucket.packets(), (*now).into(), limits.packets.tolerance());
-                    bucket::clamp(&bucket.bytes(), (*now).into(), limits.bytes.tolerance());
-                }
-                bucket.set_resolution(Resolution::new(settings.epoch, policy));
-                match standing {
-                    Ok(limits) => charge(&bucket, arrival, limits),
-                    Err(reason) => reason,
-                }
-            }
-        },
-        None => {
-            let policy = resolve(packet, settings, env);
-            let limits = match standing(policy, arrival, settings, env) {
-                Ok(limits) => limits,
-                // A blocked or exempt stranger needs no bucket, and takes nobody else's.
-                Err(reason) => return reason,
-            };
-            let full = Tick::from(*now).0;
-            let resolution = Resolution::new(settings.epoch, policy);
-            let state = BucketState {
-                packets: full,
-                bytes: full,
-                resolution,
-            };
-            match env.create(packet.source, class.id, state) {
-                Some(bucket) => charge(&bucket, arrival, limits),
-                None => Reason::TableFull,
-            }
+    let Arrival { packet, class, .. } = arrival;
+    let now = Tick::from(arrival.now);
+    let found = env.bucket(packet.source, class.id);
+    let cached = found.as_ref().and_then(|bucket| bucket.resolution().policy(settings.epoch));
+    let policy = cached.unwrap_or_else(|| resolve(packet, settings, env));
+    let resolution = Resolution::new(settings.epoch, policy);
+    let standing = standing(policy, arrival, settings, env);
+    if let (Some(bucket), None) = (&found, cached) {
+        bucket.set_resolution(resolution);
+        if let Ok(limits) = standing {
+            bucket::clamp(&bucket.packets(), now, limits.packets.tolerance());
+            bucket::clamp(&bucket.bytes(), now, limits.bytes.tolerance());
         }
+    }
+    let limits = match standing {
+        Ok(limits) => limits,
+        // A blocked or exempt stranger needs no bucket, and takes nobody else's.
+        Err(reason) => return reason,
+    };
+    let full = BucketState { packets: now.0, bytes: now.0, resolution };
+    match found.or_else(|| env.create(packet.source, class.id, full)) {
+        Some(bucket) => charge(&bucket, arrival, limits),
+        None => Reason::TableFull,
     }
 }
 
 /// The policy of the packet's source under the present settings.
 #[inline(always)]
 fn resolve<E: Env>(packet: &Packet, settings: &Settings, env: &E) -> PolicyId {
-    if !settings.need.has(crate::abi::Need::POLICIES) {
+    if !settings.need.has(Need::POLICIES) {
         return PolicyId::DEFAULT;
     }
     #[expect(clippy::cast_possible_truncation, reason = "0 or 1")]
-    let key = PrefixKey {
-        bank: settings.bank as u8,
-        address: packet.address,
-    };
+    let key = PrefixKey { bank: settings.bank as u8, address: packet.address };
     env.prefix(&key).unwrap_or(PolicyId::DEFAULT)
 }
 
@@ -212,8 +179,7 @@ fn standing<'a, E: Env>(
     if policy.limits == LimitsIndex::CLASS {
         return Ok(own);
     }
-    env.limits(policy.limits.row(arrival.order))
-        .ok_or(Reason::NoSettings)
+    env.limits(policy.limits.row(arrival.order)).ok_or(Reason::NoSettings)
 }
 
 /// Charges packets and bytes, both or neither.
@@ -227,12 +193,7 @@ fn charge<B: Bucket>(bucket: &B, arrival: &Arrival<'_>, limits: &Limits) -> Reas
         return Reason::ByteRate;
     }
     if limits.packets.is_limited()
-        && !bucket::admit(
-            &bucket.packets(),
-            now,
-            limits.packets.cost(),
-            limits.packets.tolerance(),
-        )
+        && !bucket::admit(&bucket.packets(), now, limits.packets.cost(), limits.packets.tolerance())
     {
         return Reason::PacketRate;
     }

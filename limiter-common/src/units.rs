@@ -92,20 +92,11 @@ pub struct PacketLimit {
 
 impl PacketLimit {
     /// Not limited.
-    pub const NONE: Self = Self {
-        cost: 0,
-        tolerance: 0,
-    };
+    pub const NONE: Self = Self { cost: 0, tolerance: 0 };
     /// The slowest rate: one packet per hour.
-    pub const SLOWEST: Rate = Rate {
-        count: 1,
-        seconds: 3600,
-    };
-    /// The fastest rate: 30 million packets per second, twice 10 GbE line rate.
-    pub const FASTEST: Rate = Rate {
-        count: 30_000_000,
-        seconds: 1,
-    };
+    pub const SLOWEST: Rate = Rate { count: 1, seconds: 3600 };
+    /// The fastest rate: 30 million packets per second, twice the line rate of 10-gigabit Ethernet.
+    pub const FASTEST: Rate = Rate { count: 30_000_000, seconds: 1 };
 
     /// The bucket that refills at `rate` and holds `burst` packets.
     ///
@@ -155,15 +146,9 @@ pub struct ByteLimit {
 
 impl ByteLimit {
     /// The slowest rate: 8 kbit/s.
-    pub const SLOWEST: Rate = Rate {
-        count: 1_000,
-        seconds: 1,
-    };
+    pub const SLOWEST: Rate = Rate { count: 1_000, seconds: 1 };
     /// The fastest rate: 200 Gbit/s.
-    pub const FASTEST: Rate = Rate {
-        count: 25_000_000_000,
-        seconds: 1,
-    };
+    pub const FASTEST: Rate = Rate { count: 25_000_000_000, seconds: 1 };
 
     /// The bucket that refills at `rate` bytes and holds `burst` bytes.
     ///
@@ -180,11 +165,7 @@ impl ByteLimit {
     #[inline(always)]
     #[must_use]
     pub const fn cost_of(&self, length: u32) -> u64 {
-        let length = if length > MAX_FRAME {
-            MAX_FRAME
-        } else {
-            length
-        };
+        let length = if length > MAX_FRAME { MAX_FRAME } else { length };
         (length as u64 * self.cost + (1 << (BYTE_FRACTION - 1))) >> BYTE_FRACTION
     }
 
@@ -215,13 +196,8 @@ pub struct Limits {
 
 impl Limits {
     /// Not limited.
-    pub const NONE: Self = Self {
-        packets: PacketLimit::NONE,
-        bytes: ByteLimit {
-            cost: 0,
-            tolerance: 0,
-        },
-    };
+    pub const NONE: Self =
+        Self { packets: PacketLimit::NONE, bytes: ByteLimit { cost: 0, tolerance: 0 } };
 }
 
 /// Cost per unit (times 2^`fraction`) and tolerance in ticks. The tolerance is a multiple of the

@@ -69,11 +69,7 @@ impl Resolution {
     #[must_use]
     pub const fn policy(self, epoch: u32) -> Option<PolicyId> {
         #[expect(clippy::cast_possible_truncation, reason = "the halves of the word")]
-        if (self.0 >> 32) as u32 == epoch {
-            Some(PolicyId(self.0 as u32))
-        } else {
-            None
-        }
+        if (self.0 >> 32) as u32 == epoch { Some(PolicyId(self.0 as u32)) } else { None }
     }
 }
 

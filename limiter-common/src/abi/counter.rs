@@ -34,13 +34,7 @@ impl CounterShape {
     #[inline(always)]
     #[must_use]
     pub const fn cell(self, outcome: &Outcome) -> u32 {
-        let Outcome {
-            slot,
-            family,
-            class,
-            reason,
-            action,
-        } = outcome;
+        let Outcome { slot, family, class, reason, action } = outcome;
         if slot.0 >= self.slots || class.0 >= self.classes {
             return 0;
         }

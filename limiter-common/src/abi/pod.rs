@@ -16,14 +16,4 @@ macro_rules! pod {
     )*};
 }
 
-pod!(
-    BucketState,
-    Count,
-    Limits,
-    Policy,
-    PolicyId,
-    PrefixKey,
-    Settings,
-    V4Key,
-    V6Key
-);
+pod!(BucketState, Count, Limits, Policy, PolicyId, PrefixKey, Settings, V4Key, V6Key);

@@ -41,12 +41,7 @@ impl Policy {
     /// A policy of these parts.
     #[must_use]
     pub const fn new(blocked_until: Nanos, exempt: Exemptions, limits: LimitsIndex) -> Self {
-        Self {
-            blocked_until,
-            exempt,
-            limits,
-            pad: 0,
-        }
+        Self { blocked_until, exempt, limits, pad: 0 }
     }
 }
 

@@ -155,11 +155,8 @@ pub struct Dimension {
 
 impl Dimension {
     /// Accepts nothing.
-    pub const EMPTY: Self = Self {
-        absent: 0,
-        classes: [0; 256],
-        groups: [0; 65536],
-    };
+    #[expect(clippy::large_stack_arrays, reason = "a constant; the agent boxes its settings")]
+    pub const EMPTY: Self = Self { absent: 0, classes: [0; 256], groups: [0; 65536] };
 
     /// Which classes accept `value`.
     #[inline(always)]
@@ -268,15 +265,9 @@ impl Settings {
         need: Need(0),
         ingress_multiplier: 1,
         class_count: 0,
-        ingress: [Ingress {
-            ifindex: 0,
-            slot: Slot::UNKNOWN,
-        }; Ingress::PLACES],
-        classes: [ClassSettings {
-            limits: Limits::NONE,
-            id: ClassId::NONE,
-            mode: Mode::OBSERVE,
-        }; MAX_CLASSES],
+        ingress: [Ingress { ifindex: 0, slot: Slot::UNKNOWN }; Ingress::PLACES],
+        classes: [ClassSettings { limits: Limits::NONE, id: ClassId::NONE, mode: Mode::OBSERVE };
+            MAX_CLASSES],
         protocols: [0; L4Index::COUNT],
         source_ports: Dimension::EMPTY,
         destination_ports: Dimension::EMPTY,
@@ -288,11 +279,7 @@ impl Settings {
     #[must_use]
     pub const fn slot(&self, ifindex: u32) -> Slot {
         let ingress = &self.ingress[Ingress::place(ifindex, self.ingress_multiplier)];
-        if ingress.ifindex == ifindex {
-            ingress.slot
-        } else {
-            Slot::UNKNOWN
-        }
+        if ingress.ifindex == ifindex { ingress.slot } else { Slot::UNKNOWN }
     }
 }
 
@@ -300,6 +287,7 @@ impl LimitsIndex {
     /// The row of the class at place `order`.
     #[inline(always)]
     #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "below MAX_CLASSES")]
     pub const fn row(self, order: usize) -> u32 {
         self.0.wrapping_add(order as u32)
     }

@@ -26,15 +26,8 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
     }
     Some(Frame::Ip(Packet {
         source: Source::ipv6(address),
-        address: SourceAddress {
-            family: 6,
-            bytes: address,
-        },
-        protocol: if chain.fragmented {
-            l4.index.fragment()
-        } else {
-            l4.index
-        },
+        address: SourceAddress { family: 6, bytes: address },
+        protocol: if chain.fragmented { l4.index.fragment() } else { l4.index },
         ports: l4.ports,
     }))
 }
@@ -49,12 +42,7 @@ struct Chain {
 
 #[inline(always)]
 fn walk<V: PacketView + ?Sized>(view: &V, next: u8, offset: u32, end: u32) -> Option<Chain> {
-    let mut chain = Chain {
-        protocol: next,
-        offset,
-        fragmented: false,
-        first: true,
-    };
+    let mut chain = Chain { protocol: next, offset, fragmented: false, first: true };
     for _ in 0..=MAX_EXTENSIONS {
         let extension = matches!(
             chain.protocol,

@@ -19,11 +19,7 @@ pub(super) fn parse<V: PacketView + ?Sized>(
     offset: u32,
     end: u32,
 ) -> Option<L4> {
-    let mut l4 = L4 {
-        index: L4Index::other(protocol),
-        ports: None,
-        is_neighbour_discovery: false,
-    };
+    let mut l4 = L4 { index: L4Index::other(protocol), ports: None, is_neighbour_discovery: false };
     if !first {
         return Some(l4);
     }

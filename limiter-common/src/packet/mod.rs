@@ -71,11 +71,7 @@ impl Packet {
     #[inline(always)]
     #[must_use]
     pub const fn family(&self) -> Family {
-        if self.address.family == 4 {
-            Family::Ipv4
-        } else {
-            Family::Ipv6
-        }
+        if self.address.family == 4 { Family::Ipv4 } else { Family::Ipv6 }
     }
 }
 

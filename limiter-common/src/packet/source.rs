@@ -18,11 +18,11 @@ pub enum Space {
     Ipv4 = 0,
     /// One IPv6 /64, the least that a network hands out.
     Ipv6 = 1,
-    /// One link-local interface identifier: fe80::/64 is the whole link, not one neighbour.
+    /// One link-local interface identifier: `fe80::/64` is the whole link, not one neighbour.
     LinkLocal = 2,
-    /// One IPv4 address behind a translator (64:ff9b::/96, RFC 6052 §2.1).
+    /// One IPv4 address behind a translator (`64:ff9b::/96`, RFC 6052 §2.1).
     Nat64 = 3,
-    /// One IPv4 address behind 6to4 (2002::/16, RFC 3056 §2).
+    /// One IPv4 address behind 6to4 (`2002::/16`, RFC 3056 §2).
     SixToFour = 4,
 }
 
@@ -31,10 +31,7 @@ impl Source {
     #[inline(always)]
     #[must_use]
     pub const fn ipv4(address: [u8; 4]) -> Self {
-        Self {
-            space: Space::Ipv4,
-            bits: u32::from_be_bytes(address) as u64,
-        }
+        Self { space: Space::Ipv4, bits: u32::from_be_bytes(address) as u64 }
     }
 
     /// The source of an IPv6 address.
@@ -45,25 +42,13 @@ impl Source {
         #[expect(clippy::cast_possible_truncation, reason = "the halves of the address")]
         let (high, low) = ((address >> 64) as u64, address as u64);
         if high >> 54 == 0xfe80 >> 6 {
-            Self {
-                space: Space::LinkLocal,
-                bits: low,
-            }
+            Self { space: Space::LinkLocal, bits: low }
         } else if high == 0x0064_ff9b_0000_0000 && low >> 32 == 0 {
-            Self {
-                space: Space::Nat64,
-                bits: low,
-            }
+            Self { space: Space::Nat64, bits: low }
         } else if high >> 48 == 0x2002 {
-            Self {
-                space: Space::SixToFour,
-                bits: (high >> 16) & 0xffff_ffff,
-            }
+            Self { space: Space::SixToFour, bits: (high >> 16) & 0xffff_ffff }
         } else {
-            Self {
-                space: Space::Ipv6,
-                bits: high,
-            }
+            Self { space: Space::Ipv6, bits: high }
         }
     }
 }
