@@ -150,7 +150,7 @@ fn resolve<E: Env>(packet: &Packet, settings: &Settings, env: &E) -> PolicyId {
         return PolicyId::DEFAULT;
     }
     #[expect(clippy::cast_possible_truncation, reason = "0 or 1")]
-    let key = PrefixKey { bank: settings.bank as u8, address: packet.address };
+    let key = PrefixKey::new(settings.bank as u8, packet.address);
     env.prefix(&key).unwrap_or(PolicyId::DEFAULT)
 }
 

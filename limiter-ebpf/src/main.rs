@@ -1,1 +1,48 @@
-fn main() {}
+//! The XDP program: it hands the frame, the clock and the maps to `limiter_common::decide`, records
+//! the outcome once, and acts on it.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+mod env;
+mod maps;
+mod record;
+mod view;
+
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_DROP, XDP_PASS},
+    helpers::bpf_ktime_get_ns,
+    macros::xdp,
+    programs::XdpContext,
+};
+use limiter_common::{Action, Outcome, PacketView as _, decide, time::Nanos};
+
+use crate::{env::MapEnv, view::FrameView};
+
+/// Entry for every frame, also those in several buffers (jumbo MTU).
+#[xdp(frags)]
+pub fn limiter(ctx: XdpContext) -> u32 {
+    let view = FrameView::new(&ctx);
+    // SAFETY: the helper has no arguments and no preconditions.
+    let now = Nanos(unsafe { bpf_ktime_get_ns() });
+    let outcome = match env::settings() {
+        Some(settings) => decide(&view, view.ifindex(), now, settings, &MapEnv),
+        None => Outcome::NO_SETTINGS,
+    };
+    record::record(&ctx, &outcome, view.length());
+    match outcome.action {
+        Action::Pass | Action::WouldDrop => XDP_PASS,
+        Action::Drop => XDP_DROP,
+    }
+}
+
+/// Never reached: the verifier accepts no program that can panic. The language wants it there.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+/// Helpers such as `bpf_ktime_get_ns` are for GPL-compatible programs.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -47,6 +47,8 @@ pub mod map {
     pub const BUCKETS_V6: &str = "BUCKETS_V6";
     /// Array of [`BucketState`](super::BucketState) by [`Slot`](super::Slot): the ARP and neighbour discovery caps.
     pub const NEIGHBOURS: &str = "NEIGHBOURS";
+    /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.
+    pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).
     pub const COUNTERS: &str = "COUNTERS";
 }

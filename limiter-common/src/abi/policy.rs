@@ -84,18 +84,25 @@ pub struct SourceAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct PrefixKey {
-    /// 0 or 1.
-    pub bank: u8,
-    /// The address.
-    pub address: SourceAddress,
+    bank: u8,
+    family: u8,
+    pad: [u8; 2],
+    address: [u8; 16],
 }
 
 impl PrefixKey {
     /// Bits in front of the address, to be added to an address's prefix length.
-    pub const FIXED_BITS: u32 = 16;
+    pub const FIXED_BITS: u32 = 32;
     /// The length of a key that names one address; any shorter prefix matches it.
     pub const FULL_BITS: u32 = Self::FIXED_BITS + 128;
+
+    /// The key of `address` in the bank with the index `bank`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(bank: u8, address: SourceAddress) -> Self {
+        Self { bank, family: address.family, pad: [0; 2], address: address.bytes }
+    }
 }
 
-const _: () = assert!(size_of::<PrefixKey>() == 18);
+const _: () = assert!(size_of::<PrefixKey>() == 20);
 const _: () = assert!(size_of::<Policy>() == 16 + 8 * MAX_INTERFACES);

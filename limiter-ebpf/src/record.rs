@@ -1,0 +1,48 @@
+//! One count per packet, and a line in the log for the first packet of each rare reason.
+
+use aya_ebpf::programs::XdpContext;
+use aya_log_ebpf::{info, warn};
+use limiter_common::{Outcome, Reason, abi::CounterShape};
+
+use crate::maps::{COUNTER_CLASSES, COUNTER_SLOTS, COUNTERS, LOGGED};
+
+/// Counts the packet in the one cell of its outcome.
+#[inline(always)]
+pub(crate) fn record(ctx: &XdpContext, outcome: &Outcome, length: u32) {
+    let shape = CounterShape { slots: COUNTER_SLOTS.load(), classes: COUNTER_CLASSES.load() };
+    let Some(count) = COUNTERS.get_ptr_mut(shape.cell(outcome)) else { return };
+    // SAFETY: the cell is this CPU's own, and XDP is not interrupted by itself.
+    let first = unsafe {
+        (*count).packets += 1;
+        (*count).bytes += u64::from(length);
+        (*count).packets == 1
+    };
+    if first {
+        announce(ctx, outcome.reason);
+    }
+}
+
+/// Logs the first packet of a reason, once for all CPUs (or a few times, if they race).
+#[inline(never)]
+fn announce(ctx: &XdpContext, reason: Reason) {
+    let Some(logged) = LOGGED.get_ptr_mut(reason as u32) else { return };
+    // SAFETY: an aligned word; a lost race logs a line twice.
+    unsafe {
+        if *logged != 0 {
+            return;
+        }
+        *logged = 1;
+    }
+    match reason {
+        Reason::NoSettings => warn!(ctx, "first packet without settings: it passed"),
+        Reason::TableFull => {
+            warn!(ctx, "first packet of a source that found no place in the table")
+        }
+        Reason::PacketRate => info!(ctx, "first packet over a packet rate"),
+        Reason::ByteRate => info!(ctx, "first packet over a byte rate"),
+        Reason::Blocked => info!(ctx, "first packet of a blocked source"),
+        Reason::Malformed => info!(ctx, "first malformed packet"),
+        Reason::NeighbourRate => info!(ctx, "first ARP or neighbour discovery packet over its cap"),
+        Reason::Conform | Reason::Exempt | Reason::NonIp | Reason::Neighbour | Reason::Bypass => {}
+    }
+}
