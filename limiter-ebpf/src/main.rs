@@ -15,13 +15,13 @@ use aya_ebpf::{
     macros::xdp,
     programs::XdpContext,
 };
-use limiter_common::{Action, Outcome, PacketView as _, decide, time::Nanos};
+use limiter_common::{Action, Outcome, decide, time::Nanos};
 
-use crate::{env::MapEnv, view::FrameView};
+use crate::{env::MapEnv, record::record, view::FrameView};
 
 /// Entry for every frame, also those in several buffers (jumbo MTU).
 #[xdp(frags)]
-pub fn limiter(ctx: XdpContext) -> u32 {
+pub(crate) fn limiter(ctx: XdpContext) -> u32 {
     let view = FrameView::new(&ctx);
     // SAFETY: the helper has no arguments and no preconditions.
     let now = Nanos(unsafe { bpf_ktime_get_ns() });
@@ -29,7 +29,7 @@ pub fn limiter(ctx: XdpContext) -> u32 {
         Some(settings) => decide(&view, view.ifindex(), now, settings, &MapEnv),
         None => Outcome::NO_SETTINGS,
     };
-    record::record(&ctx, &outcome, view.length());
+    record(&view, &outcome);
     match outcome.action {
         Action::Pass | Action::WouldDrop => XDP_PASS,
         Action::Drop => XDP_DROP,

@@ -2,30 +2,33 @@
 
 use aya_ebpf::programs::XdpContext;
 use aya_log_ebpf::{info, warn};
-use limiter_common::{Outcome, Reason, abi::CounterShape};
+use limiter_common::{Outcome, PacketView as _, Reason, abi::CounterShape};
 
-use crate::maps::{COUNTER_CLASSES, COUNTER_SLOTS, COUNTERS, LOGGED};
+use crate::{
+    maps::{COUNTER_CLASSES, COUNTER_SLOTS, COUNTERS, LOGGED},
+    view::FrameView,
+};
 
 /// Counts the packet in the one cell of its outcome.
 #[inline(always)]
-pub(crate) fn record(ctx: &XdpContext, outcome: &Outcome, length: u32) {
+pub(crate) fn record(view: &FrameView<'_>, outcome: &Outcome) {
     let shape = CounterShape { slots: COUNTER_SLOTS.load(), classes: COUNTER_CLASSES.load() };
     let Some(count) = COUNTERS.get_ptr_mut(shape.cell(outcome)) else { return };
     // SAFETY: the cell is this CPU's own, and XDP is not interrupted by itself.
     let first = unsafe {
         (*count).packets += 1;
-        (*count).bytes += u64::from(length);
+        (*count).bytes += u64::from(view.length());
         (*count).packets == 1
     };
     if first {
-        announce(ctx, outcome.reason);
+        announce(view.context(), view.opaque(outcome.reason as u32));
     }
 }
 
 /// Logs the first packet of a reason, once for all CPUs (or a few times, if they race).
 #[inline(never)]
-fn announce(ctx: &XdpContext, reason: Reason) {
-    let Some(logged) = LOGGED.get_ptr_mut(reason as u32) else { return };
+fn announce(ctx: &XdpContext, reason: u32) {
+    let Some(logged) = LOGGED.get_ptr_mut(reason) else { return };
     // SAFETY: an aligned word; a lost race logs a line twice.
     unsafe {
         if *logged != 0 {
@@ -33,16 +36,18 @@ fn announce(ctx: &XdpContext, reason: Reason) {
         }
         *logged = 1;
     }
-    match reason {
-        Reason::NoSettings => warn!(ctx, "first packet without settings: it passed"),
-        Reason::TableFull => {
-            warn!(ctx, "first packet of a source that found no place in the table")
+    match Reason::ALL.get(reason as usize) {
+        Some(Reason::NoSettings) => warn!(ctx, "first packet without settings: it passed"),
+        Some(Reason::TableFull) => {
+            warn!(ctx, "first packet of a source without a place in the table")
         }
-        Reason::PacketRate => info!(ctx, "first packet over a packet rate"),
-        Reason::ByteRate => info!(ctx, "first packet over a byte rate"),
-        Reason::Blocked => info!(ctx, "first packet of a blocked source"),
-        Reason::Malformed => info!(ctx, "first malformed packet"),
-        Reason::NeighbourRate => info!(ctx, "first ARP or neighbour discovery packet over its cap"),
-        Reason::Conform | Reason::Exempt | Reason::NonIp | Reason::Neighbour | Reason::Bypass => {}
+        Some(Reason::PacketRate) => info!(ctx, "first packet over a packet rate"),
+        Some(Reason::ByteRate) => info!(ctx, "first packet over a byte rate"),
+        Some(Reason::Blocked) => info!(ctx, "first packet of a blocked source"),
+        Some(Reason::Malformed) => info!(ctx, "first malformed packet"),
+        Some(Reason::NeighbourRate) => {
+            info!(ctx, "first ARP or neighbour discovery packet over its cap")
+        }
+        _ => {}
     }
 }

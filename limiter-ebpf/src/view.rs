@@ -1,7 +1,8 @@
 //! The frame's bytes: the only place with packet pointers.
 
+use core::arch::asm;
+
 use aya_ebpf::{
-    EbpfContext as _,
     helpers::generated::{bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
     programs::XdpContext,
 };
@@ -23,6 +24,12 @@ impl<'a> FrameView<'a> {
         // SAFETY: the context is the program's own.
         let length = unsafe { bpf_xdp_get_buff_len(ctx.ctx) };
         Self { ctx, length: length as u32 }
+    }
+
+    /// What the program was called with, for logging.
+    #[inline(always)]
+    pub(crate) fn context(&self) -> &XdpContext {
+        self.ctx
     }
 
     /// The interface it came in on.
@@ -48,9 +55,18 @@ impl PacketView for FrameView<'_> {
         if start + N > self.ctx.data_end() {
             return self.load(offset);
         }
-        // SAFETY: start..start + N lies within the linear part of the frame, as just checked, and
-        // bytes have no alignment.
-        Some(unsafe { *(start as *const [u8; N]) })
+        // SAFETY: start..start + N lies within the linear part of the frame, as just checked.
+        Some(unsafe { wide(start) })
+    }
+
+    #[inline(always)]
+    fn opaque(&self, value: u32) -> u32 {
+        let mut value = u64::from(value);
+        // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work it out.
+        unsafe {
+            asm!("{v} ^= {n}", "{v} ^= {n}", v = inout(reg) value, n = in(reg) u64::from(self.length));
+        }
+        value as u32
     }
 }
 
@@ -58,19 +74,44 @@ impl FrameView<'_> {
     /// The same bytes where they lie in a further buffer of the frame.
     #[inline(always)]
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        const { assert!(N <= 8) };
         if offset + N > self.length as usize {
             return None;
         }
-        let mut bytes = [0; N];
-        // SAFETY: the buffer is N bytes long; the kernel checks the offset.
+        // A whole word, since kernels before 6.3 refuse a read of what some path left unwritten.
+        let mut word = 0_u64;
+        // SAFETY: the buffer has 8 bytes and N is at most that; the kernel checks the offset.
         let error = unsafe {
-            bpf_xdp_load_bytes(
-                self.ctx.as_ptr().cast(),
-                offset as u32,
-                bytes.as_mut_ptr().cast(),
-                N as u32,
-            )
+            bpf_xdp_load_bytes(self.ctx.ctx, offset as u32, (&raw mut word).cast(), N as u32)
         };
-        (error == 0).then_some(bytes)
+        (error == 0).then(|| first(word.to_ne_bytes()))
     }
+}
+
+/// Reads N bytes with one load: left to itself, LLVM loads unaligned bytes one by one.
+///
+/// # Safety
+/// `start..start + N` must be checked packet memory.
+#[inline(always)]
+unsafe fn wide<const N: usize>(start: usize) -> [u8; N] {
+    const { assert!(N == 2 || N == 4 || N == 8) };
+    let word: u64;
+    // SAFETY: the caller's promise. The verifier allows unaligned loads from packets wherever the
+    // hardware does.
+    unsafe {
+        match N {
+            2 => asm!("{w} = *(u16 *)({p} + 0)", w = out(reg) word, p = in(reg) start),
+            4 => asm!("{w} = *(u32 *)({p} + 0)", w = out(reg) word, p = in(reg) start),
+            _ => asm!("{w} = *(u64 *)({p} + 0)", w = out(reg) word, p = in(reg) start),
+        }
+    }
+    first(word.to_ne_bytes())
+}
+
+/// The first N of 8 bytes.
+#[inline(always)]
+fn first<const N: usize>(bytes: [u8; 8]) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&bytes[..N]);
+    part
 }

@@ -12,7 +12,9 @@ mod settings;
 
 pub use bucket::{BucketState, Resolution, V4Key, V6Key};
 pub use counter::{Count, CounterShape};
-pub use policy::{Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress};
+pub use policy::{
+    AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
+};
 pub use settings::{
     Bank, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
 };

@@ -69,14 +69,41 @@ impl Exemptions {
     }
 }
 
-/// A source address as the prefix map knows it: IPv6 as it is, IPv4 in the first four bytes.
+/// A source address as prefixes match it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
 pub struct SourceAddress {
-    /// 4 or 6.
-    pub family: u8,
-    /// Network order; the rest of an IPv4 address is 0.
-    pub bytes: [u8; 16],
+    /// IPv4 or IPv6; they do not match each other's prefixes.
+    pub family: AddressFamily,
+    /// The first 64 bits of an IPv6 address; an IPv4 address in the upper half.
+    pub high: u64,
+    /// The last 64 bits of an IPv6 address; 0 for IPv4.
+    pub low: u64,
+}
+
+/// The family of a [`SourceAddress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum AddressFamily {
+    /// IPv4.
+    Ipv4 = 4,
+    /// IPv6.
+    Ipv6 = 6,
+}
+
+impl SourceAddress {
+    /// An IPv4 address in host order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn ipv4(address: u32) -> Self {
+        Self { family: AddressFamily::Ipv4, high: (address as u64) << 32, low: 0 }
+    }
+
+    /// An IPv6 address in host order, in halves.
+    #[inline(always)]
+    #[must_use]
+    pub const fn ipv6(high: u64, low: u64) -> Self {
+        Self { family: AddressFamily::Ipv6, high, low }
+    }
 }
 
 /// The key data of the prefix map: the bank and the address, so that both banks share one trie
@@ -87,7 +114,8 @@ pub struct PrefixKey {
     bank: u8,
     family: u8,
     pad: [u8; 2],
-    address: [u8; 16],
+    /// In network order.
+    address: [u32; 4],
 }
 
 impl PrefixKey {
@@ -99,8 +127,20 @@ impl PrefixKey {
     /// The key of `address` in the bank with the index `bank`.
     #[inline(always)]
     #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the quarters of the address")]
     pub const fn new(bank: u8, address: SourceAddress) -> Self {
-        Self { bank, family: address.family, pad: [0; 2], address: address.bytes }
+        let SourceAddress { family, high, low } = address;
+        Self {
+            bank,
+            family: family as u8,
+            pad: [0; 2],
+            address: [
+                ((high >> 32) as u32).to_be(),
+                (high as u32).to_be(),
+                ((low >> 32) as u32).to_be(),
+                (low as u32).to_be(),
+            ],
+        }
     }
 }
 

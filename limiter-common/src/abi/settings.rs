@@ -168,38 +168,45 @@ impl Dimension {
 
 /// An index into the table of protocols: what is below the network header, in eleven bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct L4Index(u16);
+pub struct L4Index(u32);
 
 impl L4Index {
     /// Entries in the table.
     pub const COUNT: usize = 2048;
 
+    /// The entry with this number; higher bits are dropped.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(number: u32) -> Self {
+        Self(number % 2048)
+    }
+
     /// A protocol of which no header is read, or (for a non-first fragment) can be.
     #[inline(always)]
     #[must_use]
     pub const fn other(protocol: u8) -> Self {
-        Self(protocol as u16)
+        Self(protocol as u32)
     }
 
     /// TCP with these flags (the header's byte 13).
     #[inline(always)]
     #[must_use]
     pub const fn tcp(flags: u8) -> Self {
-        Self(256 + flags as u16)
+        Self(256 + flags as u32)
     }
 
     /// ICMP of this type.
     #[inline(always)]
     #[must_use]
     pub const fn icmp(kind: u8) -> Self {
-        Self(512 + kind as u16)
+        Self(512 + kind as u32)
     }
 
     /// `ICMPv6` of this type.
     #[inline(always)]
     #[must_use]
     pub const fn icmpv6(kind: u8) -> Self {
-        Self(768 + kind as u16)
+        Self(768 + kind as u32)
     }
 
     /// The same in a fragment, the first or another.
@@ -209,11 +216,18 @@ impl L4Index {
         Self(self.0 | 1024)
     }
 
-    /// The array index, below [`COUNT`](Self::COUNT).
+    /// The number, below [`COUNT`](Self::COUNT).
+    #[inline(always)]
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The number as an array index.
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> usize {
-        (self.0 & 2047) as usize
+        (self.0 % 2048) as usize
     }
 }
 

@@ -12,7 +12,8 @@ const MAX_EXTENSIONS: u32 = 8;
 #[inline(always)]
 pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Frame> {
     let [version, _, _, _, len_hi, len_lo, next, hop_limit] = view.read::<8>(offset)?;
-    let address = view.read::<16>(offset + 8)?;
+    let high = u64::from_be_bytes(view.read(offset + 8)?);
+    let low = u64::from_be_bytes(view.read(offset + 16)?);
     let payload = offset + 40;
     let end = payload + u32::from(u16::from_be_bytes([len_hi, len_lo]));
     if version >> 4 != 6 || end > view.length() || payload > view.length() {
@@ -25,8 +26,8 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
         return Some(Frame::Neighbour(Family::Ipv6));
     }
     Some(Frame::Ip(Packet {
-        source: Source::ipv6(address),
-        address: SourceAddress { family: 6, bytes: address },
+        source: Source::ipv6(high, low),
+        address: SourceAddress::ipv6(high, low),
         protocol: if chain.fragmented { l4.index.fragment() } else { l4.index },
         ports: l4.ports,
     }))
@@ -71,7 +72,7 @@ fn walk<V: PacketView + ?Sized>(view: &V, next: u8, offset: u32, end: u32) -> Op
             protocol::AUTHENTICATION => (length + 2) * 4,
             _ => (length + 1) * 8,
         };
-        chain.offset += size;
+        chain.offset = view.opaque(chain.offset + size);
         if chain.offset > end {
             return None;
         }

@@ -8,7 +8,7 @@ mod source;
 
 pub use source::{Source, Space};
 
-use crate::abi::{L4Index, SourceAddress};
+use crate::abi::{AddressFamily, L4Index, SourceAddress};
 use crate::verdict::Family;
 
 /// A received frame. The kernel side reads packet memory, tests read a slice.
@@ -18,6 +18,14 @@ pub trait PacketView {
 
     /// The `N` bytes at `offset`, or `None` where the frame ends before `offset + N`.
     fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
+
+    /// Returns `value`. The kernel side hides from the verifier what it knows of it, so that paths
+    /// that differ only in this value are checked once and not once each: without that, the walk
+    /// over IPv6 extensions alone multiplies the paths through everything behind it by ten.
+    #[inline(always)]
+    fn opaque(&self, value: u32) -> u32 {
+        value
+    }
 }
 
 impl PacketView for [u8] {
@@ -71,7 +79,18 @@ impl Packet {
     #[inline(always)]
     #[must_use]
     pub const fn family(&self) -> Family {
-        if self.address.family == 4 { Family::Ipv4 } else { Family::Ipv6 }
+        match self.address.family {
+            AddressFamily::Ipv4 => Family::Ipv4,
+            AddressFamily::Ipv6 => Family::Ipv6,
+        }
+    }
+}
+
+impl Packet {
+    /// See [`PacketView::opaque`].
+    #[inline(always)]
+    fn opaque<V: PacketView + ?Sized>(self, view: &V) -> Self {
+        Self { protocol: L4Index::new(view.opaque(self.protocol.number())), ..self }
     }
 }
 
@@ -79,16 +98,19 @@ impl Packet {
 /// where a length does not add up, the frame is [`Frame::Malformed`].
 #[inline(always)]
 pub fn parse<V: PacketView + ?Sized>(view: &V) -> Frame {
-    match link::parse(view) {
-        None => Frame::Malformed(Family::Other),
-        Some((link::Network::Ipv4, offset)) => {
-            ipv4::parse(view, offset).unwrap_or(Frame::Malformed(Family::Ipv4))
-        }
-        Some((link::Network::Ipv6, offset)) => {
-            ipv6::parse(view, offset).unwrap_or(Frame::Malformed(Family::Ipv6))
-        }
-        Some((link::Network::Arp, _)) => Frame::Neighbour(Family::Other),
-        Some((link::Network::Other, _)) => Frame::NonIp,
+    let (network, offset) = match link::parse(view) {
+        Some((network, offset)) => (network, view.opaque(offset)),
+        None => return Frame::Malformed(Family::Other),
+    };
+    let frame = match network {
+        link::Network::Ipv4 => ipv4::parse(view, offset).unwrap_or(Frame::Malformed(Family::Ipv4)),
+        link::Network::Ipv6 => ipv6::parse(view, offset).unwrap_or(Frame::Malformed(Family::Ipv6)),
+        link::Network::Arp => Frame::Neighbour(Family::Other),
+        link::Network::Other => Frame::NonIp,
+    };
+    match frame {
+        Frame::Ip(packet) => Frame::Ip(packet.opaque(view)),
+        other => other,
     }
 }
 

@@ -27,20 +27,17 @@ pub enum Space {
 }
 
 impl Source {
-    /// The source of an IPv4 address.
+    /// The source of an IPv4 address in host order.
     #[inline(always)]
     #[must_use]
-    pub const fn ipv4(address: [u8; 4]) -> Self {
-        Self { space: Space::Ipv4, bits: u32::from_be_bytes(address) as u64 }
+    pub const fn ipv4(address: u32) -> Self {
+        Self { space: Space::Ipv4, bits: address as u64 }
     }
 
-    /// The source of an IPv6 address.
+    /// The source of an IPv6 address in host order, in halves.
     #[inline(always)]
     #[must_use]
-    pub const fn ipv6(address: [u8; 16]) -> Self {
-        let address = u128::from_be_bytes(address);
-        #[expect(clippy::cast_possible_truncation, reason = "the halves of the address")]
-        let (high, low) = ((address >> 64) as u64, address as u64);
+    pub const fn ipv6(high: u64, low: u64) -> Self {
         if high >> 54 == 0xfe80 >> 6 {
             Self { space: Space::LinkLocal, bits: low }
         } else if high == 0x0064_ff9b_0000_0000 && low >> 32 == 0 {
