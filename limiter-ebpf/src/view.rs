@@ -10,7 +10,7 @@ use limiter_common::PacketView;
 
 /// No header lies further into a frame: 22 bytes of Ethernet and tags, and IPv6 with its longest
 /// chain of extensions. It bounds the offset for the verifier.
-const MAX_OFFSET: usize = 0x7fff;
+const MAX_OFFSET: u32 = 0x7fff;
 
 /// A received frame.
 pub(crate) struct FrameView<'a> {
@@ -47,10 +47,10 @@ impl PacketView for FrameView<'_> {
 
     #[inline(always)]
     fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
-        let offset = offset as usize;
         if offset > MAX_OFFSET {
             return None;
         }
+        let offset = bounded(offset);
         let start = self.ctx.data() + offset;
         if start + N > self.ctx.data_end() {
             return self.load(offset);
@@ -86,6 +86,16 @@ impl FrameView<'_> {
         };
         (error == 0).then(|| first(word.to_ne_bytes()))
     }
+}
+
+/// The offset, which is at most [`MAX_OFFSET`], with that bound where every verifier sees it: kernel
+/// 6.1 loses it when the comparison is made on another register.
+#[inline(always)]
+fn bounded(offset: u32) -> usize {
+    let mut offset = offset as usize;
+    // SAFETY: register arithmetic only.
+    unsafe { asm!("{o} &= {m}", o = inout(reg) offset, m = const MAX_OFFSET) };
+    offset
 }
 
 /// Reads N bytes with one load: left to itself, LLVM loads unaligned bytes one by one.
