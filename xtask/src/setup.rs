@@ -255,11 +255,12 @@ impl Setup {
 
 fn mount_bpffs() -> Result<()> {
     let mounts = fs::read_to_string("/proc/mounts").context("cannot read /proc/mounts")?;
-    let mounted = mounts.lines().any(|mount| {
+    // The last mount at a place is the one that is seen.
+    let mounted = mounts.lines().rev().find_map(|mount| {
         let mut fields = mount.split(' ').skip(1);
-        fields.next() == Some(BPFFS) && fields.next() == Some("bpf")
+        (fields.next() == Some(BPFFS)).then(|| fields.next() == Some("bpf"))
     });
-    if mounted {
+    if mounted == Some(true) {
         done("bpffs", format_args!("mounted at {BPFFS}"));
         return Ok(());
     }
