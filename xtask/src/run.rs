@@ -1,0 +1,90 @@
+//! `cargo xtask run`: the playground, or the agent on a real interface.
+
+use std::{env, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use xtask::workspace_root;
+
+use crate::{setup, shell};
+
+/// What to run, and how.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Exit after the playground's table instead of waiting for Ctrl-C
+    #[arg(long, conflicts_with = "iface")]
+    once: bool,
+    /// Run the agent on this interface instead of the playground
+    #[arg(long, value_name = "NAME")]
+    iface: Option<String>,
+    /// What the agent does with traffic over a limit
+    #[arg(long, requires = "iface", default_value = "observe")]
+    mode: Mode,
+    /// Further arguments of the playground or of `limiter-agent run`
+    #[arg(last = true)]
+    args: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    /// Drop nothing, count what would be dropped
+    Observe,
+    /// Drop what is over a limit
+    Enforce,
+}
+
+/// Builds, then becomes the playground or the agent.
+///
+/// # Errors
+/// When not root, or when set-up or the build fails.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if !shell::is_root() {
+        bail!("network namespaces and XDP need root: run `cargo xtask run` as root");
+    }
+    setup::running()?;
+
+    let mut build = shell::cargo();
+    build.args([
+        "build",
+        "--release",
+        "-p",
+        "limiter-agent",
+        "--bin",
+        "limiter-agent",
+    ]);
+    if options.iface.is_none() {
+        build.args(["-p", "limiter-tests", "--bin", "playground"]);
+    }
+    println!("building …");
+    shell::run(&mut build)?;
+
+    let mut program = if let Some(interface) = &options.iface {
+        let mode = match options.mode {
+            Mode::Observe => "observe",
+            Mode::Enforce => "enforce",
+        };
+        let mut agent = Command::new(release_dir()?.join("limiter-agent"));
+        agent
+            .args(["run", "--config", "deploy/limiter.toml"])
+            .args(["--interface", interface, "--mode", mode]);
+        agent
+    } else {
+        let mut playground = Command::new(release_dir()?.join("playground"));
+        playground.args(options.once.then_some("--once"));
+        playground
+    };
+    program.current_dir(workspace_root()).args(&options.args);
+    // In place of this process, so that signals need no forwarding.
+    let error = program.exec();
+    Err(error).with_context(|| format!("cannot run `{}`", shell::line(&program)))
+}
+
+/// Where cargo puts release binaries: beside the directory this one is in.
+fn release_dir() -> Result<PathBuf> {
+    let this = env::current_exe().context("cannot tell where xtask's binary is")?;
+    let target_dir = this
+        .ancestors()
+        .nth(2)
+        .context("xtask's binary is in no target directory")?;
+    Ok(target_dir.join("release"))
+}

@@ -1,0 +1,66 @@
+//! Running other programs.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail};
+use xtask::workspace_root;
+
+/// `cargo` in the workspace's root: the one that runs this.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.current_dir(workspace_root());
+    command
+}
+
+/// Runs `command` with its output on the terminal.
+///
+/// # Errors
+/// When it cannot start or fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run `{}`", line(command)))?;
+    if !status.success() {
+        bail!("`{}` failed", line(command));
+    }
+    Ok(())
+}
+
+/// Runs `command` and returns what it wrote to stdout.
+///
+/// # Errors
+/// When it cannot start, or fails; then with the end of what it wrote.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    const LAST_LINES: usize = 8;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run `{}`", line(command)))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let all = stdout + &String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<_> = all.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
+        bail!("`{}` failed:\n{}", line(command), last.join("\n"));
+    }
+    Ok(stdout)
+}
+
+/// `command` as a person would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let words: Vec<_> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect();
+    words.join(" ")
+}
+
+/// Whether this process runs as root.
+pub(crate) fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
