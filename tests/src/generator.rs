@@ -104,19 +104,13 @@ impl Flood {
     /// The same from other CPUs.
     #[must_use]
     pub fn cpus(self, cpus: impl IntoIterator<Item = usize>) -> Self {
-        Self {
-            cpus: cpus.into_iter().collect(),
-            ..self
-        }
+        Self { cpus: cpus.into_iter().collect(), ..self }
     }
 
     /// The same, ended early once `frames` have been sent.
     #[must_use]
     pub fn frames(self, frames: u64) -> Self {
-        Self {
-            frames: Some(frames),
-            ..self
-        }
+        Self { frames: Some(frames), ..self }
     }
 }
 
@@ -194,22 +188,14 @@ impl Sent {
     /// `CLOCK_MONOTONIC` at the first frame of all.
     #[must_use]
     pub fn first(&self) -> Duration {
-        let firsts = self
-            .per_cpu
-            .iter()
-            .filter(|cpu| cpu.frames > 0)
-            .map(|cpu| cpu.first);
+        let firsts = self.per_cpu.iter().filter(|cpu| cpu.frames > 0).map(|cpu| cpu.first);
         firsts.min().unwrap_or_default()
     }
 
     /// `CLOCK_MONOTONIC` at the last frame of all.
     #[must_use]
     pub fn last(&self) -> Duration {
-        self.per_cpu
-            .iter()
-            .map(|cpu| cpu.last)
-            .max()
-            .unwrap_or_default()
+        self.per_cpu.iter().map(|cpu| cpu.last).max().unwrap_or_default()
     }
 
     /// From the first frame to the last.
@@ -228,10 +214,7 @@ impl Generator {
     pub fn new(interface: &Interface) -> Result<Self> {
         let mut ebpf = Ebpf::load(OBJECT).context("loading the generator")?;
         program(&mut ebpf, "generate")?.load()?;
-        Ok(Self {
-            ebpf,
-            interface: interface.clone(),
-        })
+        Ok(Self { ebpf, interface: interface.clone() })
     }
 
     /// Sends a flood and waits for its end: its duration and about 0.1 s, or less when
@@ -242,22 +225,14 @@ impl Generator {
     pub fn flood(&mut self, flood: &Flood) -> Result<Sent> {
         let cpus = nr_cpus().map_err(|(file, error)| anyhow!("{file}: {error}"))?;
         ensure!(!flood.cpus.is_empty(), "a flood needs a CPU to send from");
-        ensure!(
-            flood.cpus.iter().all(|&cpu| cpu < cpus),
-            "no such CPU in {:?}",
-            flood.cpus
-        );
+        ensure!(flood.cpus.iter().all(|&cpu| cpu < cpus), "no such CPU in {:?}", flood.cpus);
         let plan = plan(flood)?;
         let deadline = Duration::from_nanos(plan.deadline);
 
         let mut slots = vec![Progress::default(); cpus];
         let frames = flood.frames.unwrap_or(u64::MAX).div_ceil(plan.lanes);
         for (lane, &cpu) in (0..).zip(&flood.cpus) {
-            slots[cpu] = Progress {
-                left: frames,
-                lane,
-                ..Progress::default()
-            };
+            slots[cpu] = Progress { left: frames, lane, ..Progress::default() };
         }
         let plan_map = self.ebpf.map_mut("PLAN").context("map PLAN")?;
         Array::<_, Plan>::try_from(plan_map)?.set(0, plan, 0)?;
@@ -266,11 +241,8 @@ impl Generator {
 
         let before = self.interface.counters()?;
         let progress = PerCpuArray::try_from(self.ebpf.map("PROGRESS").context("map PROGRESS")?)?;
-        let program: &Xdp = self
-            .ebpf
-            .program("generate")
-            .context("program generate")?
-            .try_into()?;
+        let program: &Xdp =
+            self.ebpf.program("generate").context("program generate")?.try_into()?;
         let run = Run {
             program,
             progress,
@@ -288,10 +260,7 @@ impl Generator {
             first: Duration::from_nanos(slots[cpu].first),
             last: Duration::from_nanos(slots[cpu].last),
         });
-        let mut sent = Sent {
-            per_cpu: per_cpu.collect(),
-            lost: 0,
-        };
+        let mut sent = Sent { per_cpu: per_cpu.collect(), lost: 0 };
         sent.lost = self.lost_since(before, sent.total())?;
         Ok(sent)
     }
@@ -361,9 +330,7 @@ impl Run<'_> {
                 }
             }
             for worker in workers {
-                worker
-                    .join()
-                    .map_err(|_| anyhow!("a sending thread panicked"))??;
+                worker.join().map_err(|_| anyhow!("a sending thread panicked"))??;
             }
             Ok(())
         })
@@ -461,9 +428,7 @@ pub fn monotonic() -> Result<Duration> {
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
-    let program = ebpf
-        .program_mut(name)
-        .with_context(|| format!("program {name}"))?;
+    let program = ebpf.program_mut(name).with_context(|| format!("program {name}"))?;
     Ok(program.try_into()?)
 }
 
@@ -496,21 +461,12 @@ fn plan(flood: &Flood) -> Result<Plan> {
     };
     let (family, order) = match flood.sources {
         Sources::Template => return Ok(plan),
-        Sources::Ipv4 {
-            first,
-            count,
-            order,
-        } => {
+        Sources::Ipv4 { first, count, order } => {
             plan.base_low = u64::from(first.to_bits());
             plan.count = u64::from(count);
             (FAMILY_IPV4, order)
         }
-        Sources::Ipv6 {
-            first,
-            prefixes,
-            per_prefix,
-            order,
-        } => {
+        Sources::Ipv6 { first, prefixes, per_prefix, order } => {
             let [high, low] = halves(first);
             plan.base_high = high;
             plan.base_low = low;
@@ -519,10 +475,7 @@ fn plan(flood: &Flood) -> Result<Plan> {
             (FAMILY_IPV6, order)
         }
     };
-    ensure!(
-        family == template.family,
-        "the template is of another family than its sources"
-    );
+    ensure!(family == template.family, "the template is of another family than its sources");
     ensure!(plan.count > 0, "a flood needs a source");
     plan.family = family;
     plan.random = u32::from(order == Order::Random);
@@ -545,9 +498,7 @@ struct Template {
 impl Template {
     fn parse(frame: &[u8]) -> Result<Self> {
         let word = |offset: usize| {
-            let bytes = frame
-                .get(offset..offset + 2)
-                .context("the template is too short")?;
+            let bytes = frame.get(offset..offset + 2).context("the template is too short")?;
             Ok::<_, anyhow::Error>(u16::from_be_bytes([bytes[0], bytes[1]]))
         };
         let mut ethertype = 12;
@@ -575,16 +526,9 @@ impl Template {
                 source_offset: u32::try_from(header + 8)?,
                 checksum_base: 0,
             },
-            _ => Self {
-                family: 0,
-                source_offset: 0,
-                checksum_base: 0,
-            },
+            _ => Self { family: 0, source_offset: 0, checksum_base: 0 },
         };
-        ensure!(
-            template.source_offset <= MAX_SOURCE_OFFSET,
-            "too many VLAN tags in the template"
-        );
+        ensure!(template.source_offset <= MAX_SOURCE_OFFSET, "too many VLAN tags in the template");
         Ok(template)
     }
 }
@@ -612,11 +556,8 @@ fn interruption() -> Result<Signal> {
     let signal = Signal::SIGUSR2;
     let mut result = Ok(());
     INSTALL.call_once(|| {
-        let action = SigAction::new(
-            SigHandler::Handler(nothing),
-            SaFlags::empty(),
-            SigSet::empty(),
-        );
+        let action =
+            SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
         // SAFETY: a handler that does nothing may run at any point.
         result = unsafe { sigaction(signal, &action) }.map(mem::drop);
     });

@@ -52,14 +52,10 @@ impl Netns {
             Ok(File::open("/proc/thread-self/ns/net")?.into())
         })
         .with_context(|| format!("cannot make the network namespace {name} (are you root?)"))?;
-        let netns = Self {
-            inner: Arc::new(Inner { name, fd }),
-        };
-        for (key, value) in [
-            ("dad_transmits", "0"),
-            ("accept_ra", "0"),
-            ("router_solicitations", "0"),
-        ] {
+        let netns = Self { inner: Arc::new(Inner { name, fd }) };
+        for (key, value) in
+            [("dad_transmits", "0"), ("accept_ra", "0"), ("router_solicitations", "0")]
+        {
             netns.set_sysctl(&format!("net/ipv6/conf/default/{key}"), value)?;
         }
         netns.ip(&["link", "set", "dev", "lo", "up"])?;
@@ -76,11 +72,7 @@ impl Netns {
     /// `nsenter --net=PATH`.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!(
-            "/proc/{}/fd/{}",
-            process::id(),
-            self.inner.fd.as_raw_fd()
-        ))
+        PathBuf::from(format!("/proc/{}/fd/{}", process::id(), self.inner.fd.as_raw_fd()))
     }
 
     /// Runs `work` on a thread of its own inside the namespace and waits for it. A panic in `work`
@@ -126,11 +118,7 @@ impl Netns {
     /// If it cannot be started or fails; its own message is in the error.
     pub fn ip(&self, arguments: &[&str]) -> Result<String> {
         let what = || format!("ip {} (in {})", arguments.join(" "), self.name());
-        let output = self
-            .command("ip")
-            .args(arguments)
-            .output()
-            .with_context(what)?;
+        let output = self.command("ip").args(arguments).output().with_context(what)?;
         ensure!(
             output.status.success(),
             "{}: {}",
@@ -172,10 +160,7 @@ pub struct VethOptions {
 
 impl Default for VethOptions {
     fn default() -> Self {
-        Self {
-            queues: 2,
-            mtu: 1500,
-        }
+        Self { queues: 2, mtu: 1500 }
     }
 }
 
@@ -252,11 +237,7 @@ impl Interface {
             .args(["-K", &self.name, "gro", value])
             .status()
             .context("ethtool")?;
-        ensure!(
-            status.success(),
-            "ethtool -K {} gro {value}: {status}",
-            self.name
-        );
+        ensure!(status.success(), "ethtool -K {} gro {value}: {status}", self.name);
         Ok(())
     }
 
@@ -295,9 +276,7 @@ pub fn veth(
     let queues = options.queues.to_string();
     let mtu = options.mtu.to_string();
     let far_path = far.path();
-    let far_path = far_path
-        .to_str()
-        .context("the path of a namespace is ASCII")?;
+    let far_path = far_path.to_str().context("the path of a namespace is ASCII")?;
     near.ip(&[
         "link",
         "add",
@@ -329,9 +308,7 @@ fn bring_up(netns: &Netns, name: &str) -> Result<Interface> {
     netns.ip(&["link", "set", "dev", name, "addrgenmode", "none"])?;
     netns.ip(&["link", "set", "dev", name, "up"])?;
     let link = link_json(netns, name)?;
-    let index = link["ifindex"]
-        .as_u64()
-        .and_then(|index| u32::try_from(index).ok());
+    let index = link["ifindex"].as_u64().and_then(|index| u32::try_from(index).ok());
     let mac = link["address"].as_str().and_then(parse_mac);
     Ok(Interface {
         netns: netns.clone(),
@@ -344,16 +321,12 @@ fn bring_up(netns: &Netns, name: &str) -> Result<Interface> {
 fn link_json(netns: &Netns, name: &str) -> Result<Value> {
     let text = netns.ip(&["-json", "-statistics", "link", "show", "dev", name])?;
     let mut links: Vec<Value> = serde_json::from_str(&text).context("the output of ip")?;
-    links
-        .pop()
-        .with_context(|| format!("ip shows no link {name}"))
+    links.pop().with_context(|| format!("ip shows no link {name}"))
 }
 
 fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let bytes: Option<Vec<u8>> = text
-        .split(':')
-        .map(|byte| u8::from_str_radix(byte, 16).ok())
-        .collect();
+    let bytes: Option<Vec<u8>> =
+        text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     bytes?.try_into().ok()
 }
 
