@@ -1,1 +1,9 @@
-//! x
+//! Test harness of limiter: network namespaces, a frame generator, an honest client, kernels in a
+//! VM and a driver for the agent. Everything here needs root, makes its own namespaces, and leaves
+//! the one it was started in as it was.
+
+pub mod client;
+pub mod frames;
+pub mod generator;
+pub mod netns;
+pub mod vm;

@@ -1,1 +1,160 @@
-fn main() {}
+//! Programs of the test harness: a paced frame generator, run through `BPF_PROG_TEST_RUN` with
+//! live frames, and counters to attach where its frames arrive.
+#![no_std]
+#![no_main]
+
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX},
+    btf_maps::{Array, PerCpuArray},
+    helpers::bpf_ktime_get_ns,
+    macros::{btf_map, xdp},
+    programs::XdpContext,
+};
+
+use crate::shared::{
+    FAMILY_IPV4, FAMILY_IPV6, FRACTION_BITS, MAX_SOURCE_OFFSET, Plan, Progress, Seen,
+};
+
+mod shared;
+
+#[btf_map]
+static PLAN: Array<Plan, 1> = Array::new();
+
+#[btf_map]
+static PROGRESS: PerCpuArray<Progress, 1> = PerCpuArray::new();
+
+#[btf_map]
+static SEEN: PerCpuArray<Seen, 1> = PerCpuArray::new();
+
+/// Sends the frame if one is due on this CPU. Setting up a run of live frames costs 20 ms, so
+/// the caller asks for millions of repeats and the pace is kept here.
+#[xdp]
+fn generate(ctx: XdpContext) -> u32 {
+    match send(&ctx) {
+        Some(()) => XDP_TX,
+        None => XDP_DROP,
+    }
+}
+
+/// Counts the frame and drops it.
+#[xdp]
+fn count_drop(ctx: XdpContext) -> u32 {
+    count(&ctx);
+    XDP_DROP
+}
+
+/// Counts the frame and passes it to the stack.
+#[xdp]
+fn count_pass(ctx: XdpContext) -> u32 {
+    count(&ctx);
+    XDP_PASS
+}
+
+#[inline(always)]
+fn send(ctx: &XdpContext) -> Option<()> {
+    let plan = PLAN.get(0)?;
+    let progress = PROGRESS.get_ptr_mut(0)?;
+    // SAFETY: a slot of this CPU in a map that user space only reads during a flood, and test
+    // runs keep bottom halves off, so nothing else on this CPU holds it.
+    let progress = unsafe { &mut *progress };
+    if progress.left == 0 {
+        return None;
+    }
+    // SAFETY: the helper takes no arguments and may be called from any program.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if now >= plan.deadline {
+        progress.left = 0;
+        return None;
+    }
+    let elapsed = now.checked_sub(plan.start)? << FRACTION_BITS;
+    let lag = elapsed.checked_sub(progress.due)?;
+    if lag > plan.catch_up {
+        progress.due = elapsed - plan.catch_up;
+    }
+
+    let frame = progress.sent * plan.lanes + progress.lane;
+    let source = if plan.random == 0 { frame } else { mix(frame) } % plan.count.max(1);
+    match plan.family {
+        FAMILY_IPV4 => write_ipv4(ctx, plan, source)?,
+        FAMILY_IPV6 => write_ipv6(ctx, plan, source)?,
+        _ => {}
+    }
+
+    progress.due += plan.interval;
+    progress.left -= 1;
+    progress.sent += 1;
+    progress.last = now;
+    if progress.first == 0 {
+        progress.first = now;
+    }
+    Some(())
+}
+
+/// Writes the source and the whole checksum, not a difference: a frame comes back from the page
+/// pool as its last user left it.
+#[inline(always)]
+fn write_ipv4(ctx: &XdpContext, plan: &Plan, source: u64) -> Option<()> {
+    let address = u32::try_from((plan.base_low + source) & 0xffff_ffff).ok()?;
+    let mut sum = plan.checksum_base + (address >> 16) + (address & 0xffff);
+    sum = (sum >> 16) + (sum & 0xffff);
+    sum = (sum >> 16) + (sum & 0xffff);
+    let checksum = !u16::try_from(sum & 0xffff).ok()?;
+    // The checksum is the field before the source (RFC 791 §3.1).
+    let [c0, c1] = checksum.to_be_bytes();
+    let [a0, a1, a2, a3] = address.to_be_bytes();
+    write(ctx, plan.source_offset.checked_sub(2)?, [c0, c1, a0, a1, a2, a3])
+}
+
+#[inline(always)]
+fn write_ipv6(ctx: &XdpContext, plan: &Plan, source: u64) -> Option<()> {
+    let per_prefix = plan.per_prefix.max(1);
+    let high = plan.base_high + source / per_prefix;
+    let low = plan.base_low + source % per_prefix;
+    write(ctx, plan.source_offset, high.to_be_bytes())?;
+    write(ctx, plan.source_offset + 8, low.to_be_bytes())
+}
+
+#[inline(always)]
+fn write<const N: usize>(ctx: &XdpContext, offset: u32, bytes: [u8; N]) -> Option<()> {
+    if offset > MAX_SOURCE_OFFSET + 8 {
+        return None;
+    }
+    let target = ctx.data() + usize::try_from(offset).ok()?;
+    if target + N > ctx.data_end() {
+        return None;
+    }
+    // SAFETY: `target..target + N` was just found to lie within the frame, which this program
+    // may write to; an array of bytes has no alignment.
+    unsafe { (target as *mut [u8; N]).write(bytes) };
+    Some(())
+}
+
+/// SplitMix64's output function (Steele, Lea, Flood: "Fast splittable pseudorandom number
+/// generators", 2014): a permutation, so that no source comes more often than chance has it.
+#[inline(always)]
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[inline(always)]
+fn count(ctx: &XdpContext) {
+    if let Some(seen) = SEEN.get_ptr_mut(0) {
+        // SAFETY: a slot of this CPU; XDP programs of one CPU do not nest.
+        let seen = unsafe { &mut *seen };
+        seen.packets += 1;
+        seen.bytes += (ctx.data_end() - ctx.data()) as u64;
+    }
+}
+
+/// The BPF target cannot unwind; nothing here can panic in a program that the verifier accepts.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,167 @@
+//! An honest client: UDP datagrams at an even pace to an echo server, and how many came back.
+
+use std::{
+    io::{self, ErrorKind},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow};
+
+use crate::netns::Netns;
+
+/// Answers may come this long after the last question.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How often an echo server looks whether it should end.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Sends every datagram back to where it came from, as long as it lives.
+pub struct EchoServer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EchoServer {
+    /// Starts on `address` inside `netns`.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub fn start(netns: &Netns, address: SocketAddr) -> Result<Self> {
+        let socket = bind(netns, address)?;
+        socket.set_read_timeout(Some(TICK))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = netns.spawn(move || {
+            let mut datagram = [0; 2048];
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok((length, from)) = socket.recv_from(&mut datagram) {
+                    // An answer that cannot be sent shows as one that did not come.
+                    let _ = socket.send_to(&datagram[..length], from);
+                }
+            }
+        });
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for EchoServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Its panic, if any, has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How fast and how long a client asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Datagrams per second.
+    pub rate: u32,
+    /// From the first to the end of the last interval.
+    pub duration: Duration,
+}
+
+/// What a client got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Goodput {
+    /// Datagrams sent.
+    pub sent: u32,
+    /// Datagrams that came back, each counted once.
+    pub answered: u32,
+}
+
+impl Goodput {
+    /// Answers per question, 0 to 1; 1 if nothing was asked.
+    #[must_use]
+    pub fn share(self) -> f64 {
+        if self.sent == 0 { 1.0 } else { f64::from(self.answered) / f64::from(self.sent) }
+    }
+}
+
+/// A client at work.
+#[must_use = "the result comes from join"]
+pub struct Client {
+    thread: JoinHandle<io::Result<Goodput>>,
+}
+
+impl Client {
+    /// Waits for the end: its duration and half a second for the last answers.
+    ///
+    /// # Errors
+    /// If its socket failed.
+    pub fn join(self) -> Result<Goodput> {
+        let result = self.thread.join().map_err(|_| anyhow!("the honest client panicked"))?;
+        result.context("the honest client's socket")
+    }
+}
+
+/// Starts a client with the address `from` inside `netns`, which asks `to`.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub fn start(netns: &Netns, from: IpAddr, to: SocketAddr, pace: Pace) -> Result<Client> {
+    let socket = bind(netns, SocketAddr::new(from, 0))?;
+    Ok(Client { thread: netns.spawn(move || ask(&socket, to, pace)) })
+}
+
+fn bind(netns: &Netns, address: SocketAddr) -> Result<UdpSocket> {
+    netns.run(|| UdpSocket::bind(address)).with_context(|| format!("{address} in {}", netns.name()))
+}
+
+fn ask(socket: &UdpSocket, to: SocketAddr, pace: Pace) -> io::Result<Goodput> {
+    let start = Instant::now();
+    let interval = Duration::from_secs(1) / pace.rate;
+    let mut goodput = Goodput::default();
+    let mut answered = Vec::new();
+    loop {
+        let due = start + interval * goodput.sent;
+        if due >= start + pace.duration {
+            break;
+        }
+        if Instant::now() >= due {
+            socket.send_to(&goodput.sent.to_be_bytes(), to)?;
+            goodput.sent += 1;
+            answered.push(false);
+        } else {
+            goodput.answered += u32::from(listen(socket, due, &mut answered)?);
+        }
+    }
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end && goodput.answered < goodput.sent {
+        goodput.answered += u32::from(listen(socket, end, &mut answered)?);
+    }
+    Ok(goodput)
+}
+
+/// Waits until `until` at most for one answer, ticks it off, and says whether it is a new one.
+fn listen(socket: &UdpSocket, until: Instant, answered: &mut [bool]) -> io::Result<bool> {
+    let wait = until.saturating_duration_since(Instant::now());
+    // A timeout of zero would mean none at all.
+    socket.set_read_timeout(Some(wait.max(Duration::from_micros(1))))?;
+    let mut number = [0; 4];
+    match socket.recv_from(&mut number) {
+        Ok((4, _)) => {
+            let question = usize::try_from(u32::from_be_bytes(number)).ok();
+            let place = question.and_then(|question| answered.get_mut(question));
+            Ok(place.is_some_and(|answered| !std::mem::replace(answered, true)))
+        }
+        Ok(_) => Ok(false),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+            ) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
