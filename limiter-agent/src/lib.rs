@@ -1,4 +1,4 @@
 //! The parts of `limiter-agent`.
 
 pub mod config;
-// pub mod plan;
+pub mod plan;

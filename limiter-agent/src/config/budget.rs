@@ -126,6 +126,7 @@ fn burst(value: &Value<'_>, unit: Unit) -> Option<u64> {
 const SIZE_CURE: &str = r#"write bytes as a number or in B, kB, MB, GB, KiB, MiB or GiB: "256KiB""#;
 
 /// An absent budget is fine, a wrong one is not.
+#[expect(clippy::option_option, reason = "absent and wrong are two things")]
 fn transpose(read: Option<Option<Budget>>) -> Option<Option<Budget>> {
     match read {
         None => Some(None),

@@ -30,8 +30,8 @@ enum Matcher<'r> {
 
 /// One for each entry.
 pub(super) fn read<'r>(root: &Table<'r>) -> Vec<Draft<'r>> {
-    let tables = root.tables("class", "name");
-    if tables.is_empty() && root.get("class").is_none() {
+    let Some(tables) = root.tables("class", "name") else { return Vec::new() };
+    if tables.is_empty() {
         root.place().error(
             "no class limits anything",
             "add [[class]] with a name and packets = { rate = \"10000/s\", burst = 20000 }",

@@ -11,8 +11,8 @@ const MAX_NAME: usize = 15;
 
 /// One for each entry, `None` for those that something was noted about.
 pub(super) fn read(root: &Table<'_>) -> Vec<Option<Interface>> {
-    let tables = root.tables("interface", "name");
-    if tables.is_empty() && root.get("interface").is_none() {
+    let Some(tables) = root.tables("interface", "name") else { return Vec::new() };
+    if tables.is_empty() {
         root.place().error(
             "no interface is guarded",
             "add [[interface]] with name = \"eth0\" (`ip link` lists the names)",
@@ -43,9 +43,10 @@ fn interface(table: &Table<'_>, seen: &mut Seen<Pattern>) -> Option<Interface> {
 
 /// The interface name or glob at `key`; `None` if there is none or something was noted.
 pub(super) fn pattern(table: &Table<'_>, key: &'static str, required: bool) -> Option<Pattern> {
-    let value = match required {
-        true => table.require(key, &format!("{key} = \"eth0\""))?,
-        false => table.get(key)?,
+    let value = if required {
+        table.require(key, &format!("{key} = \"eth0\""))?
+    } else {
+        table.get(key)?
     };
     let cure = "write the name of an interface, or a glob: \"eth0\", \"ens*\"";
     let text = value.string(cure)?;

@@ -25,7 +25,8 @@ use std::path::Path;
 use std::time::SystemTime;
 
 pub use error::{ConfigErrors, Diagnostic, LoadError};
-pub use matcher::{Flags, L4, Match, PortSet};
+pub(crate) use matcher::accepting;
+pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
     Allowance, Block, Budget, Class, Config, Exemption, FaultAction, Faults, Interface, Mode,
     Pattern, Prefix, TableSizes, Xdp,

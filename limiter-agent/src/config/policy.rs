@@ -17,7 +17,7 @@ use super::{
 /// The entries; `None` only if something was noted.
 pub(super) fn prefixes(root: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Prefix>> {
     let mut seen = Seen::new();
-    all(root.tables("prefix", "cidr"), |table| {
+    all(&root.tables("prefix", "cidr")?, |table| {
         let cidr = cidr::read(table).filter(|cidr| once(table, &mut seen, *cidr));
         let (owner, comment) = (text(table, "owner"), text(table, "comment"));
         let (scale, own) = (table.get("scale"), table.get("class"));
@@ -47,7 +47,7 @@ pub(super) fn exemptions(
     now: SystemTime,
 ) -> Option<Vec<Exemption>> {
     let mut seen = Seen::new();
-    all(root.tables("exempt", "cidr"), |table| {
+    all(&root.tables("exempt", "cidr")?, |table| {
         let cidr = cidr::read(table);
         let written = table.get("interface");
         let pattern = interface::pattern(table, "interface", false);
@@ -75,7 +75,7 @@ pub(super) fn exemptions(
 /// The entries; `None` only if something was noted.
 pub(super) fn blocks(root: &Table<'_>, now: SystemTime) -> Option<Vec<Block>> {
     let mut seen = Seen::new();
-    all(root.tables("block", "cidr"), |table| {
+    all(&root.tables("block", "cidr")?, |table| {
         let cidr = cidr::read(table).filter(|cidr| once(table, &mut seen, *cidr));
         let (expires, reason) = (expiry::read(table, now), text(table, "reason"));
         let cidr = cidr?;
@@ -91,7 +91,7 @@ pub(super) fn blocks(root: &Table<'_>, now: SystemTime) -> Option<Vec<Block>> {
 
 /// Reads every table, the later ones too if something is wrong with one.
 fn all<'r, T>(
-    tables: Vec<Table<'r>>,
+    tables: &[Table<'r>],
     mut read: impl FnMut(&Table<'r>) -> Option<T>,
 ) -> Option<Vec<T>> {
     let count = tables.len();
@@ -175,7 +175,7 @@ fn fits<T: Default>(
 fn own_limits(table: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Limits>> {
     let names: Vec<_> = classes.iter().filter_map(|class| class.name).collect();
     let mut seen = Seen::new();
-    let own = all(table.tables("class", "name"), |own| {
+    let own = all(&table.tables("class", "name")?, |own| {
         let allowance = budget::allowance(own);
         let value = own.require("name", "name = \"dns\" (of a [[class]])")?;
         let name = value.string("write the name of a [[class]]")?;
@@ -194,6 +194,11 @@ fn own_limits(table: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Limits>> {
         }
         Some((name, allowance?))
     })?;
+    if own.is_empty() {
+        let cure = "add [[prefix.class]] with name and packets, or scale = 20";
+        table.place().error("the list of its own limits is empty", cure);
+        return None;
+    }
     let of_class = |class: &Class| {
         let own = own.iter().find(|(name, _)| *name == class.name);
         let mut limits = class.limits;
@@ -231,6 +236,7 @@ fn configured(
 }
 
 /// Whether a bare prefix says that it knows what it is.
+#[expect(clippy::option_option, reason = "absent and wrong are two things")]
 fn forgeable(place: &Place<'_>, spoofable: Option<Option<bool>>) -> Option<()> {
     match spoofable {
         Some(Some(true)) => {

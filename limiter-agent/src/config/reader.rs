@@ -148,7 +148,7 @@ impl<'r> Table<'r> {
         Some(Value {
             place: self.place.inner(key, value.span().start),
             path: join(&self.path, key),
-            value: value.get_ref(),
+            raw: value.get_ref(),
         })
     }
 
@@ -161,21 +161,21 @@ impl<'r> Table<'r> {
         found
     }
 
-    /// The tables of the list `key`, none if it is not there. Each one's place is labelled with
-    /// the value of its key `label`.
-    pub(super) fn tables(&self, key: &'static str, label: &'static str) -> Vec<Table<'r>> {
-        let Some(value) = self.get(key) else { return Vec::new() };
-        let DeValue::Array(items) = value.value else {
+    /// The tables of the list `key`, none if it is not there; `None` if it is not a list. Each
+    /// one's place is labelled with the value of its key `label`.
+    pub(super) fn tables(&self, key: &'static str, label: &'static str) -> Option<Vec<Table<'r>>> {
+        let Some(value) = self.get(key) else { return Some(Vec::new()) };
+        let DeValue::Array(items) = value.raw else {
             value.mistyped("a list of tables", &format!("write [[{}]]", value.path));
-            return Vec::new();
+            return None;
         };
         let items = items.iter().enumerate();
-        items
+        let tables = items
             .filter_map(|(index, item)| {
                 let place = value.place.item(index, item.span().start);
                 let path = value.path.clone();
-                let mut item = Value { place, path, value: item.get_ref() };
-                if let DeValue::Table(entries) = item.value {
+                let mut item = Value { place, path, raw: item.get_ref() };
+                if let DeValue::Table(entries) = item.raw {
                     let name = entries.iter().find(|(found, _)| found.get_ref() == label);
                     if let Some(name) = name.and_then(|(_, name)| name.get_ref().as_str()) {
                         item.place.key = format!("{} \"{name}\"", item.place.key);
@@ -183,7 +183,8 @@ impl<'r> Table<'r> {
                 }
                 item.table(&format!("write [[{}]]", value.path))
             })
-            .collect()
+            .collect();
+        Some(tables)
     }
 }
 
@@ -191,7 +192,7 @@ impl<'r> Table<'r> {
 pub(super) struct Value<'r> {
     place: Place<'r>,
     path: String,
-    value: &'r DeValue<'r>,
+    raw: &'r DeValue<'r>,
 }
 
 impl<'r> Value<'r> {
@@ -200,11 +201,11 @@ impl<'r> Value<'r> {
     }
 
     pub(super) fn raw(&self) -> &'r DeValue<'r> {
-        self.value
+        self.raw
     }
 
     pub(super) fn string(&self, cure: &str) -> Option<&'r str> {
-        let found = self.value.as_str();
+        let found = self.raw.as_str();
         if found.is_none() {
             self.mistyped("a string", cure);
         }
@@ -212,7 +213,7 @@ impl<'r> Value<'r> {
     }
 
     pub(super) fn boolean(&self) -> Option<bool> {
-        let found = self.value.as_bool();
+        let found = self.raw.as_bool();
         if found.is_none() {
             self.mistyped("a boolean", "write true or false");
         }
@@ -222,7 +223,7 @@ impl<'r> Value<'r> {
     /// A whole number in `range`.
     pub(super) fn integer(&self, range: RangeInclusive<u64>) -> Option<u64> {
         let cure = format!("write a whole number from {} to {}", range.start(), range.end());
-        let Some(text) = self.value.as_integer() else {
+        let Some(text) = self.raw.as_integer() else {
             self.mistyped("a whole number", &cure);
             return None;
         };
@@ -247,7 +248,7 @@ impl<'r> Value<'r> {
     }
 
     pub(super) fn table(self, cure: &str) -> Option<Table<'r>> {
-        let DeValue::Table(entries) = self.value else {
+        let DeValue::Table(entries) = self.raw else {
             self.mistyped("a table", cure);
             return None;
         };
@@ -256,15 +257,12 @@ impl<'r> Value<'r> {
 
     /// The items of a list, or the value itself where it is not a list.
     pub(super) fn one_or_more(self) -> Vec<Value<'r>> {
-        match self.value {
-            DeValue::Array(_) => self.list(""),
-            _ => vec![self],
-        }
+        if self.raw.is_array() { self.list("") } else { vec![self] }
     }
 
     /// The items of a list; an empty one is an error.
     pub(super) fn list(&self, cure: &str) -> Vec<Value<'r>> {
-        let DeValue::Array(items) = self.value else {
+        let DeValue::Array(items) = self.raw else {
             self.mistyped("a list", cure);
             return Vec::new();
         };
@@ -276,14 +274,14 @@ impl<'r> Value<'r> {
             .map(|(index, item)| Value {
                 place: self.place.item(index, item.span().start),
                 path: self.path.clone(),
-                value: item.get_ref(),
+                raw: item.get_ref(),
             })
             .collect()
     }
 
     /// Notes that this is not what it should be.
     pub(super) fn mistyped(&self, expected: &str, cure: &str) {
-        let found = match self.value {
+        let found = match self.raw {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a whole number",
             DeValue::Float(_) => "a decimal number",
