@@ -1,1 +1,4 @@
-//! x
+//! The parts of `limiter-agent`.
+
+pub mod config;
+pub mod plan;

@@ -1,0 +1,175 @@
+//! `[[class]]`: each by itself, then all together.
+
+use std::collections::HashSet;
+
+use limiter_common::abi::MAX_CLASSES;
+
+use super::cidr::Seen;
+use super::matcher::{self, PortSet};
+use super::reader::{Place, Table, Value};
+use super::{Class, Match, budget, service};
+
+/// The groups of values that one dimension of the datapath's tables can tell apart.
+pub(crate) const MAX_GROUPS: usize = 256;
+
+/// A class as far as it could be read.
+pub(super) struct Draft<'r> {
+    place: Place<'r>,
+    /// Its name, valid or not.
+    pub(super) name: Option<&'r str>,
+    matcher: Matcher<'r>,
+    /// The class; `None` if something was noted.
+    pub(super) model: Option<Class>,
+}
+
+enum Matcher<'r> {
+    Absent,
+    Wrong,
+    Read(Place<'r>, Match),
+}
+
+/// One for each entry.
+pub(super) fn read<'r>(root: &Table<'r>) -> Vec<Draft<'r>> {
+    let Some(tables) = root.tables("class", "name") else { return Vec::new() };
+    if tables.is_empty() {
+        root.place().error(
+            "no class limits anything",
+            "add [[class]] with a name and packets = { rate = \"10000/s\", burst = 20000 }",
+        );
+    }
+    if let Some(table) = tables.get(MAX_CLASSES) {
+        table.place().error(format!("more than {MAX_CLASSES} classes"), "join or remove some");
+    }
+    let classes: Vec<_> = tables.iter().map(class).collect();
+    distinct_names(&classes);
+    reachable(&classes);
+    few_groups(&classes);
+    classes
+}
+
+fn class<'r>(table: &Table<'r>) -> Draft<'r> {
+    let name = table.require("name", "name = \"dns\"");
+    let matcher = match table.get("match") {
+        None => Matcher::Absent,
+        Some(value) => match_of(value),
+    };
+    let allowance = budget::allowance(table);
+    let mode = service::mode(table, "mode");
+    let text = name.as_ref().and_then(|name| name.string("write name = \"dns\""));
+    let valid = name.as_ref().zip(text).and_then(|(name, text)| valid_name(name, text));
+    let model = || {
+        Some(Class {
+            name: valid?.to_owned(),
+            matcher: match &matcher {
+                Matcher::Absent => None,
+                Matcher::Wrong => return None,
+                Matcher::Read(_, matcher) => Some(matcher.clone()),
+            },
+            allowance: allowance?,
+            limits: allowance?.limits().ok()?,
+            mode: mode?,
+            line: table.place().line(),
+        })
+    };
+    let model = model();
+    Draft { place: table.place().clone(), name: text, matcher, model }
+}
+
+fn match_of(value: Value<'_>) -> Matcher<'_> {
+    let place = value.place().clone();
+    let table = value.table("write { protocol = \"udp\", ports = [53] }");
+    match table.and_then(|table| matcher::read(&table)) {
+        Some(read) => Matcher::Read(place, read),
+        None => Matcher::Wrong,
+    }
+}
+
+/// Names are label values in metrics and arguments of commands.
+fn valid_name<'r>(value: &Value<'r>, name: &'r str) -> Option<&'r str> {
+    let letter = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+    if name == "none" {
+        let cause = "\"none\" is what metrics call packets without a class";
+        value.place().error(cause, "choose another name");
+        return None;
+    }
+    if name.is_empty() || name.len() > 32 || !name.bytes().all(letter) {
+        let cause = format!("\"{name}\" cannot be the name of a class");
+        value.place().error(cause, "write 1 to 32 of a-z, 0-9, _ and -");
+        return None;
+    }
+    Some(name)
+}
+
+fn distinct_names(classes: &[Draft<'_>]) {
+    let mut seen = Seen::new();
+    for class in classes {
+        let Some(name) = class.name else { continue };
+        if let Some(earlier) = seen.before(name, class.place.line()) {
+            class.place.error(
+                format!("the name is already that of the class at line {earlier}"),
+                "give each class a name of its own",
+            );
+        }
+    }
+}
+
+/// The last class catches the rest, and every other can be reached.
+fn reachable(classes: &[Draft<'_>]) {
+    let Some((last, others)) = classes.split_last() else { return };
+    if let Matcher::Read(place, _) = &last.matcher {
+        place.error(
+            "the last class has a match, so that some packets would have no class",
+            "add a last class without a match, for the rest",
+        );
+    }
+    for class in others {
+        if let Matcher::Absent = class.matcher {
+            class.place.error(
+                "without a match it takes every packet, and the classes below can never match",
+                "add a match, or make it the last class",
+            );
+        }
+    }
+    for (order, class) in classes.iter().enumerate() {
+        let Matcher::Read(place, later) = &class.matcher else { continue };
+        let covering = classes[..order].iter().find(
+            |earlier| matches!(&earlier.matcher, Matcher::Read(_, matcher) if matcher.covers(later)),
+        );
+        if let Some(earlier) = covering {
+            let name = earlier.name.unwrap_or("?");
+            let line = earlier.place.line();
+            place.error(
+                format!(
+                    "can never match: class \"{name}\" at line {line} takes all of these packets"
+                ),
+                "put the narrower class first, or remove one",
+            );
+        }
+    }
+}
+
+/// The datapath's tables hold a bounded number of distinct sets of ports.
+fn few_groups(classes: &[Draft<'_>]) {
+    let matcher = |class: &'_ Draft<'_>| match &class.matcher {
+        Matcher::Absent | Matcher::Wrong => None,
+        Matcher::Read(_, matcher) => Some(matcher.clone()),
+    };
+    let matchers: Vec<_> = classes.iter().take(MAX_CLASSES).map(matcher).collect();
+    let count = |key: &str, set: fn(&Match) -> Option<&PortSet>| {
+        let sets = matchers.iter().map(|matcher| matcher.as_ref().and_then(set));
+        let groups = matcher::accepting(sets).into_iter().collect::<HashSet<_>>().len();
+        if groups > MAX_GROUPS
+            && let Some(last) = classes.last()
+        {
+            last.place.error(
+                format!(
+                    "the {key} of all classes cut the range of ports into {groups} different sets, \
+                     and only {MAX_GROUPS} can be told apart"
+                ),
+                "let the lists of fewer classes overlap",
+            );
+        }
+    };
+    count("ports", |matcher| matcher.ports.as_ref());
+    count("source_ports", |matcher| matcher.source_ports.as_ref());
+}

@@ -1,0 +1,89 @@
+//! The operator's TOML, validated.
+//!
+//! [`Config::parse`] turns text into a [`Config`] in which every value can be enforced, or into
+//! [`ConfigErrors`]: all that is wrong with the file, each with its place, its cause and a cure.
+//! Nothing here looks at the host or at the kernel. `docs/limiter.toml.md` is the reference for
+//! people; a test holds it and [`keys`] together.
+
+mod budget;
+mod cidr;
+mod class;
+mod error;
+mod expiry;
+mod interface;
+mod keys;
+mod matcher;
+mod model;
+mod policy;
+mod reader;
+mod service;
+#[cfg(test)]
+mod tests;
+mod units;
+
+use std::path::Path;
+use std::time::SystemTime;
+
+pub use error::{ConfigErrors, Diagnostic, LoadError};
+pub(crate) use matcher::accepting;
+pub use matcher::{Flags, Header, L4, Match, PortSet};
+pub use model::{
+    Allowance, Block, Budget, Class, Config, Exemption, FaultAction, Faults, Interface, Mode,
+    Pattern, Prefix, TableSizes, Xdp,
+};
+use reader::Reader;
+
+impl Config {
+    /// Reads `text`, naming it `file_name` in what it reports. `now` tells which expiry times have
+    /// passed (a warning, not an error).
+    ///
+    /// # Errors
+    /// Everything that is wrong with the text. If it is not TOML, only that is reported: what the
+    /// rest would mean is a guess.
+    pub fn parse(file_name: &str, text: &str, now: SystemTime) -> Result<Self, ConfigErrors> {
+        let reader = Reader::new(file_name, text);
+        let document = reader.document()?;
+        let config = read(&reader.root(&document), now);
+        reader.finish(config)
+    }
+
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// [`LoadError`] if it cannot be read or is not valid.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        Ok(Self::parse(&path.display().to_string(), &text, SystemTime::now())?)
+    }
+}
+
+/// The whole file; `None` only if something was reported.
+fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
+    let mode = service::mode(root, "mode");
+    let interfaces = interface::read(root);
+    let table = service::table(root);
+    let neighbours = service::neighbours(root);
+    let faults = service::faults(root);
+    let classes = class::read(root);
+    let prefixes = policy::prefixes(root, &classes);
+    let exemptions = policy::exemptions(root, &interfaces, now);
+    let blocks = policy::blocks(root, now);
+    let metrics = service::metrics(root);
+    let control = service::control(root);
+    Some(Config {
+        file: root.place().file().to_owned(),
+        mode: mode?.unwrap_or(Mode::Observe),
+        interfaces: interfaces.into_iter().collect::<Option<_>>()?,
+        table: table?,
+        neighbours: neighbours?,
+        faults: faults?,
+        classes: classes.into_iter().map(|class| class.model).collect::<Option<_>>()?,
+        prefixes: prefixes?,
+        exemptions: exemptions?,
+        blocks: blocks?,
+        metrics: metrics?,
+        control: control?,
+        warnings: Vec::new(),
+    })
+}

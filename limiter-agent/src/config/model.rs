@@ -1,0 +1,305 @@
+//! A valid configuration: what [`Config::parse`](super::Config::parse) promises can be enforced.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use ipnet::IpNet;
+use limiter_common::abi;
+use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit, Rate};
+
+use super::{Diagnostic, Match};
+
+/// A valid configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The file's name, for messages.
+    pub file: String,
+    /// What is done with packets over a limit, where a class does not say otherwise.
+    pub mode: Mode,
+    /// The interfaces to guard: at least one.
+    pub interfaces: Vec<Interface>,
+    /// How many sources are remembered.
+    pub table: TableSizes,
+    /// The cap on ARP and neighbour discovery, per interface.
+    pub neighbours: Budget,
+    /// What happens to packets that cannot be judged.
+    pub faults: Faults,
+    /// The rules in order; the last, and only the last, has no match.
+    pub classes: Vec<Class>,
+    /// Networks with limits of their own.
+    pub prefixes: Vec<Prefix>,
+    /// Networks that are not limited.
+    pub exemptions: Vec<Exemption>,
+    /// Networks that are dropped.
+    pub blocks: Vec<Block>,
+    /// Where metrics are served.
+    pub metrics: SocketAddr,
+    /// Where the daemon takes commands.
+    pub control: PathBuf,
+    /// What is allowed but deserves a line in the log, in the order of lines.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// What is done with packets over a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// They pass, and are counted as `would_drop`.
+    Observe,
+    /// They are dropped.
+    Enforce,
+    /// Nothing is measured.
+    Bypass,
+}
+
+impl Mode {
+    /// As it is written in the file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::Enforce => "enforce",
+            Self::Bypass => "bypass",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl From<Mode> for abi::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Observe => Self::OBSERVE,
+            Mode::Enforce => Self::ENFORCE,
+            Mode::Bypass => Self::BYPASS,
+        }
+    }
+}
+
+/// `[[interface]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name, or a glob over names.
+    pub name: Pattern,
+    /// How the program is attached.
+    pub xdp: Xdp,
+    /// The line in the file.
+    pub line: usize,
+}
+
+/// How the program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Xdp {
+    /// In the driver, or not at all.
+    Native,
+    /// In the network stack, after the skb is allocated.
+    Generic,
+    /// In the driver if it can, else generic.
+    Auto,
+}
+
+/// The name of an interface, or a glob: `*` stands for any characters, `?` for one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// A pattern of this text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// As it is written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it can stand for more than one name.
+    #[must_use]
+    pub fn is_glob(&self) -> bool {
+        self.0.contains(['*', '?'])
+    }
+
+    /// Whether `name` is one of its names. The loopback interface is only meant by its full name.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        if self.is_glob() && name == "lo" {
+            return false;
+        }
+        glob(self.0.as_bytes(), name.as_bytes())
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// `[table]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableSizes {
+    /// Buckets for IPv4.
+    pub ipv4_sources: u32,
+    /// Buckets for IPv6.
+    pub ipv6_sources: u32,
+}
+
+/// `[faults]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Faults {
+    /// Truncated or contradictory headers.
+    pub malformed: FaultAction,
+    /// No bucket could be had.
+    pub table_full: FaultAction,
+}
+
+/// What happens to a packet that cannot be judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultAction {
+    /// It passes.
+    Pass,
+    /// It is dropped (in enforce mode).
+    Drop,
+}
+
+/// A token bucket: it refills at `rate` and holds `burst`, in packets or bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Per second, minute or hour.
+    pub rate: Rate,
+    /// Packets or bytes.
+    pub burst: u64,
+}
+
+impl Budget {
+    /// The limit in packets.
+    ///
+    /// # Errors
+    /// [`LimitError`] names what cannot be enforced.
+    pub const fn packets(self) -> Result<PacketLimit, LimitError> {
+        PacketLimit::new(self.rate, self.burst)
+    }
+
+    /// The limit in bytes.
+    ///
+    /// # Errors
+    /// [`LimitError`] names what cannot be enforced.
+    pub const fn bytes(self) -> Result<ByteLimit, LimitError> {
+        ByteLimit::new(self.rate, self.burst)
+    }
+
+    /// `factor` times the rate and the burst.
+    ///
+    /// # Errors
+    /// [`LimitError`] if either does not fit.
+    pub fn times(self, factor: u32) -> Result<Self, LimitError> {
+        let burst = self.burst.checked_mul(factor.into()).ok_or(LimitError::TooLong)?;
+        Ok(Self { rate: self.rate.times(factor)?, burst })
+    }
+}
+
+/// What one source may send: at least one of the two is limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Packets.
+    pub packets: Option<Budget>,
+    /// Bytes of whole frames.
+    pub bytes: Option<Budget>,
+}
+
+impl Allowance {
+    /// The limits as the datapath wants them.
+    ///
+    /// # Errors
+    /// [`LimitError`] names what cannot be enforced; never for one from a valid file.
+    pub fn limits(&self) -> Result<Limits, LimitError> {
+        let packets = self.packets.map_or(Ok(PacketLimit::NONE), Budget::packets)?;
+        let bytes = self.bytes.map_or(Ok(Limits::NONE.bytes), Budget::bytes)?;
+        Ok(Limits { packets, bytes })
+    }
+}
+
+/// `[[class]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Its name: the `class` label of metrics.
+    pub name: String,
+    /// What belongs to it; `None` for the last class, which takes the rest.
+    pub matcher: Option<Match>,
+    /// What one source may send, as written.
+    pub allowance: Allowance,
+    /// The same, compiled.
+    pub limits: Limits,
+    /// Its own mode.
+    pub mode: Option<Mode>,
+    /// The line in the file.
+    pub line: usize,
+}
+
+/// `[[prefix]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The network whose sources have limits of their own (each source; they do not share one).
+    pub cidr: IpNet,
+    /// The factor, if the limits are multiples of the class limits.
+    pub scale: Option<u32>,
+    /// The limits of each class, in the order of classes.
+    pub limits: Vec<Limits>,
+    /// Whom to ask about it.
+    pub owner: Option<String>,
+    /// Why it is there.
+    pub comment: Option<String>,
+}
+
+/// `[[exempt]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exemption {
+    /// The network that is not limited.
+    pub cidr: IpNet,
+    /// The interfaces it must arrive on; `None` (any) only if the file says `spoofable`.
+    pub interface: Option<Pattern>,
+    /// Whom to ask about it.
+    pub owner: String,
+    /// When it ends.
+    pub expires: Option<SystemTime>,
+    /// The line in the file.
+    pub line: usize,
+}
+
+impl Exemption {
+    /// Whether a forged source address is enough to be exempt.
+    #[must_use]
+    pub const fn is_spoofable(&self) -> bool {
+        self.interface.is_none()
+    }
+}
+
+/// `[[block]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The network that is dropped.
+    pub cidr: IpNet,
+    /// When it ends.
+    pub expires: Option<SystemTime>,
+    /// Why it is there.
+    pub reason: Option<String>,
+}
+
+/// Whether `pattern`, with `*` and `?`, is all of `name`.
+fn glob(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, None) => true,
+        (Some((b'*', rest)), None) => glob(rest, name),
+        (Some((b'*', rest)), Some((_, shorter))) => glob(rest, name) || glob(pattern, shorter),
+        (Some((b'?', rest)), Some((_, name))) => glob(rest, name),
+        (Some((letter, rest)), Some((first, name))) => letter == first && glob(rest, name),
+        (None, Some(_)) | (Some(_), None) => false,
+    }
+}

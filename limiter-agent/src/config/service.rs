@@ -1,0 +1,91 @@
+//! The single tables: `mode`, `[table]`, `[neighbour]`, `[faults]`, `[metrics]`, `[control]`. Each
+//! answers `None` only if something was noted.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use limiter_common::units::Rate;
+
+use super::reader::Table;
+use super::units::Unit;
+use super::{Budget, FaultAction, Faults, Mode, TableSizes, budget};
+
+/// The mode at `key`, none if it is not there.
+#[expect(clippy::option_option, reason = "absent and wrong are two things")]
+pub(super) fn mode(table: &Table<'_>, key: &'static str) -> Option<Option<Mode>> {
+    let modes = [Mode::Observe, Mode::Enforce, Mode::Bypass].map(|mode| (mode.as_str(), mode));
+    table.get(key).map_or(Some(None), |value| value.choice(&modes).map(Some))
+}
+
+pub(super) fn table(root: &Table<'_>) -> Option<TableSizes> {
+    const DEFAULT: u32 = 1_000_000;
+    let Some(value) = root.get("table") else {
+        return Some(TableSizes { ipv4_sources: DEFAULT, ipv6_sources: DEFAULT });
+    };
+    let table = value.table("write [table]")?;
+    let size = |key| {
+        let value = table.get(key).map(|value| value.integer(1024..=1 << 24));
+        value.map_or(Some(DEFAULT), |size| u32::try_from(size?).ok())
+    };
+    let (ipv4_sources, ipv6_sources) = (size("ipv4_sources"), size("ipv6_sources"));
+    Some(TableSizes { ipv4_sources: ipv4_sources?, ipv6_sources: ipv6_sources? })
+}
+
+pub(super) fn neighbours(root: &Table<'_>) -> Option<Budget> {
+    let packets = match root.get("neighbour") {
+        None => None,
+        Some(value) => value.table("write [neighbour]")?.get("packets"),
+    };
+    match packets {
+        None => Some(Budget { rate: Rate::new(5_000, 1).ok()?, burst: 10_000 }),
+        Some(value) => budget::budget(value, Unit::Packets),
+    }
+}
+
+pub(super) fn faults(root: &Table<'_>) -> Option<Faults> {
+    let table = match root.get("faults") {
+        None => None,
+        Some(value) => Some(value.table("write [faults]")?),
+    };
+    let action = |key, default| {
+        let choices = [("pass", FaultAction::Pass), ("drop", FaultAction::Drop)];
+        let value = table.as_ref().and_then(|table| table.get(key));
+        value.map_or(Some(default), |value| value.choice(&choices))
+    };
+    let malformed = action("malformed", FaultAction::Drop);
+    let table_full = action("table_full", FaultAction::Pass);
+    Some(Faults { malformed: malformed?, table_full: table_full? })
+}
+
+pub(super) fn metrics(root: &Table<'_>) -> Option<SocketAddr> {
+    let cure = "write an IP address and a port: \"127.0.0.1:9478\" or \"[::1]:9478\"";
+    let listen = match root.get("metrics") {
+        None => None,
+        Some(value) => value.table("write [metrics]")?.get("listen"),
+    };
+    let Some(value) = listen else { return Some(SocketAddr::from(([127, 0, 0, 1], 9478))) };
+    let text = value.string(cure)?;
+    let address = text.parse().ok();
+    if address.is_none() {
+        value.place().error(format!("\"{text}\" is not a socket address"), cure);
+    }
+    address
+}
+
+pub(super) fn control(root: &Table<'_>) -> Option<PathBuf> {
+    /// `sun_path` of `struct sockaddr_un`, less the terminating 0.
+    const LONGEST: usize = 107;
+    let cure = "write an absolute path: \"/run/limiter/control.sock\"";
+    let socket = match root.get("control") {
+        None => None,
+        Some(value) => value.table("write [control]")?.get("socket"),
+    };
+    let Some(value) = socket else { return Some(PathBuf::from("/run/limiter/control.sock")) };
+    let path = value.string(cure)?;
+    if !path.starts_with('/') || path.len() > LONGEST || path.contains('\0') {
+        let cause = format!("\"{path}\" cannot be the path of a socket");
+        value.place().error(cause, format!("{cure}; at most {LONGEST} characters"));
+        return None;
+    }
+    Some(PathBuf::from(path))
+}

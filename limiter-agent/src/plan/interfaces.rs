@@ -1,0 +1,94 @@
+//! Which interfaces are guarded, and how the datapath finds their slots.
+
+use std::collections::HashSet;
+
+use limiter_common::abi::{Ingress, MAX_INTERFACES};
+
+use super::{Guarded, Host, HostInterface, Names, PlanError};
+use crate::config::{Config, Xdp};
+
+type Chosen<'a> = Vec<(&'a HostInterface, Xdp)>;
+
+/// The host's interfaces that the configuration names. One that several entries match is attached
+/// as the entry with its very name says, else as the first glob says.
+pub(super) fn choose<'a>(config: &Config, host: &'a Host) -> Result<Chosen<'a>, PlanError> {
+    for entry in &config.interfaces {
+        if !host.interfaces.iter().any(|known| entry.name.matches(&known.name)) {
+            return Err(PlanError::NoInterface {
+                file: config.file.clone(),
+                line: entry.line,
+                pattern: entry.name.clone(),
+                present: names(host.interfaces.iter()),
+            });
+        }
+    }
+    let chosen: Chosen<'a> = host
+        .interfaces
+        .iter()
+        .filter_map(|interface| {
+            let matching = config.interfaces.iter();
+            let matching = matching.filter(|entry| entry.name.matches(&interface.name));
+            let entry = matching.min_by_key(|entry| entry.name.is_glob())?;
+            Some((interface, entry.xdp))
+        })
+        .collect();
+    let (count, most) = (chosen.len(), MAX_INTERFACES - 1);
+    if count > most {
+        return Err(PlanError::TooManyInterfaces { file: config.file.clone(), count, most });
+    }
+    exemptions(config, &chosen)?;
+    Ok(chosen)
+}
+
+/// The chosen interfaces with their slots, in the order of slots.
+pub(super) fn number(chosen: &Chosen<'_>, names: &Names) -> Vec<Guarded> {
+    let guarded = chosen.iter().map(|(interface, xdp)| Guarded {
+        name: interface.name.clone(),
+        ifindex: interface.ifindex,
+        slot: names.slot(&interface.name),
+        xdp: *xdp,
+    });
+    let mut guarded: Vec<_> = guarded.collect();
+    guarded.sort_by_key(|interface| interface.slot);
+    guarded
+}
+
+/// A multiplier under which no two interfaces share a place, and the table.
+pub(super) fn ingress(guarded: &[Guarded]) -> Result<(u32, [Ingress; Ingress::PLACES]), PlanError> {
+    /// 2³² divided by the golden ratio: its powers spread well (Knuth, TAOCP vol. 3, §6.4).
+    const GOLDEN: u32 = 0x9e37_79b1;
+    const TRIES: usize = 1 << 14;
+    let apart = |multiplier: &u32| {
+        let mut taken = HashSet::new();
+        guarded.iter().all(|known| taken.insert(Ingress::place(known.ifindex, *multiplier)))
+    };
+    let multiplier = std::iter::successors(Some(GOLDEN), |last| Some(last.wrapping_mul(GOLDEN)))
+        .take(TRIES)
+        .find(apart)
+        .ok_or(PlanError::IndexesCollide)?;
+    let mut table = [Ingress::default(); Ingress::PLACES];
+    for Guarded { ifindex, slot, .. } in guarded {
+        table[Ingress::place(*ifindex, multiplier)] = Ingress { ifindex: *ifindex, slot: *slot };
+    }
+    Ok((multiplier, table))
+}
+
+/// Every exemption holds on some interface that is guarded.
+fn exemptions(config: &Config, chosen: &Chosen<'_>) -> Result<(), PlanError> {
+    for exemption in &config.exemptions {
+        let Some(pattern) = &exemption.interface else { continue };
+        if !chosen.iter().any(|(interface, _)| pattern.matches(&interface.name)) {
+            return Err(PlanError::ExemptNowhere {
+                file: config.file.clone(),
+                line: exemption.line,
+                pattern: pattern.clone(),
+                guarded: names(chosen.iter().map(|(interface, _)| *interface)),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn names<'a>(interfaces: impl Iterator<Item = &'a HostInterface>) -> String {
+    interfaces.map(|interface| interface.name.as_str()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,267 @@
+//! From a valid configuration to the contents of the maps. PURE: the host is an argument, and what
+//! comes out is compared, tested and written elsewhere.
+
+mod classes;
+mod interfaces;
+mod names;
+mod policies;
+mod sizes;
+#[cfg(test)]
+mod tests;
+
+use std::time::SystemTime;
+
+use limiter_common::Reason;
+use limiter_common::abi::{
+    ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot, SourceAddress,
+};
+use limiter_common::time::Nanos;
+use limiter_common::units::{LimitError, Limits};
+
+use crate::config::{self, Config, FaultAction, Pattern, Xdp};
+pub use names::Names;
+pub use sizes::MapSizes;
+
+/// The host that a configuration is planned for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// All interfaces it has; globs are matched against them.
+    pub interfaces: Vec<HostInterface>,
+    /// Now, on the clock of the datapath.
+    pub monotonic: Nanos,
+    /// The same instant, on the clock of expiry times.
+    pub wall: SystemTime,
+}
+
+/// An interface of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostInterface {
+    /// Its name.
+    pub name: String,
+    /// The kernel's index.
+    pub ifindex: u32,
+}
+
+/// Everything that the datapath is to hold, for whichever bank it is written to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The settings, but for `epoch`, `bank` and `policies`, which the datapath fills in.
+    pub settings: Box<Settings>,
+    /// The policies: the record at `i` is that of `PolicyId(i + 1)`. Their `limits` count from the
+    /// first of [`limits`](Self::limits); the datapath adds the place where the bank begins.
+    pub policies: Vec<Policy>,
+    /// The networks that have a policy. Each is listed once.
+    pub prefixes: Vec<Prefix>,
+    /// Rows of limits, one for each class in the order of rules, as policies refer to them.
+    pub limits: Vec<Limits>,
+    /// The interfaces to attach to, in the order of their slots.
+    pub interfaces: Vec<Guarded>,
+    /// How large the maps must be made for this plan, with room for reloads.
+    pub sizes: MapSizes,
+    /// The numbers of classes and interfaces, for the next plan.
+    pub names: Names,
+}
+
+/// A network with a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// Its first address.
+    pub address: SourceAddress,
+    /// Its length in bits of the address: 0 to 32, or 0 to 128.
+    pub bits: u32,
+    /// Its policy.
+    pub policy: PolicyId,
+}
+
+/// An interface that the program guards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guarded {
+    /// Its name.
+    pub name: String,
+    /// The kernel's index.
+    pub ifindex: u32,
+    /// The number it is counted under.
+    pub slot: Slot,
+    /// How the program is attached.
+    pub xdp: Xdp,
+}
+
+/// Why a valid configuration cannot be had on this host, or not without a restart.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The file names an interface that the host does not have.
+    #[error(
+        "{file}:{line}: this host has no interface \"{pattern}\"; it has {present}: write one of \
+         these, or create the interface first"
+    )]
+    NoInterface {
+        /// The configuration file.
+        file: String,
+        /// The line of the entry.
+        line: usize,
+        /// The name or glob.
+        pattern: Pattern,
+        /// The interfaces it has.
+        present: String,
+    },
+    /// An exemption is tied to an interface that no `[[interface]]` entry matches.
+    #[error(
+        "{file}:{line}: nothing that is guarded is called \"{pattern}\", so the exemption would \
+         hold nowhere; guarded are {guarded}: write one of these"
+    )]
+    ExemptNowhere {
+        /// The configuration file.
+        file: String,
+        /// The line of the entry.
+        line: usize,
+        /// The name or glob.
+        pattern: Pattern,
+        /// The interfaces that are guarded.
+        guarded: String,
+    },
+    /// The globs match more interfaces than can be told apart.
+    #[error(
+        "{file}: the [[interface]] entries match {count} interfaces and at most {most} can be \
+         guarded; write narrower globs"
+    )]
+    TooManyInterfaces {
+        /// The configuration file.
+        file: String,
+        /// How many match.
+        count: usize,
+        /// How many are possible.
+        most: usize,
+    },
+    /// No hash without collisions was found for the interface indexes. (With 31 of them, one try
+    /// in seven succeeds, and thousands are made.)
+    #[error(
+        "the interface indexes of this host collide in the datapath's table; guard fewer of them"
+    )]
+    IndexesCollide,
+    /// A class matcher has more distinct sets than the datapath's table holds.
+    #[error(
+        "the {key} of the classes make more different sets than the datapath can hold; let the \
+         lists of fewer classes overlap"
+    )]
+    TooManyGroups {
+        /// The matcher.
+        key: &'static str,
+    },
+    /// A limit cannot be enforced. [`Config::parse`] lets none through.
+    #[error("a limit cannot be enforced ({0:?}); check the file")]
+    Limit(LimitError),
+    /// More than the maps hold that were made when the agent started.
+    #[error(
+        "the running agent has room for {room} {what} and the new configuration needs {needed}; \
+         restart the agent to make more room"
+    )]
+    NeedsRestart {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many are needed.
+        needed: u32,
+        /// How many fit.
+        room: u32,
+    },
+    /// A bucket table of another size than the running one.
+    #[error(
+        "{key} is {wanted} and the running agent was started with {running}; restart the agent to \
+         change it (this empties the table), or write {running}"
+    )]
+    TableSize {
+        /// The key in `[table]`.
+        key: &'static str,
+        /// In the new configuration.
+        wanted: u32,
+        /// In the running agent.
+        running: u32,
+    },
+}
+
+impl From<LimitError> for PlanError {
+    fn from(error: LimitError) -> Self {
+        Self::Limit(error)
+    }
+}
+
+/// What the datapath is to hold for `config` on `host`. `previous` keeps the numbers of classes and
+/// interfaces as they are in the running datapath.
+///
+/// # Errors
+/// [`PlanError`], if the host does not have what the configuration names. Whether the maps that
+/// are there have room is asked of [`Plan::fits`].
+pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Plan, PlanError> {
+    let chosen = interfaces::choose(config, host)?;
+    let live = names::Live {
+        classes: config.classes.iter().map(|class| class.name.as_str()).collect(),
+        interfaces: chosen.iter().map(|(interface, _)| interface.name.as_str()).collect(),
+    };
+    let names = Names::assign(previous, &live);
+    let guarded = interfaces::number(&chosen, &names);
+    let (multiplier, ingress) = interfaces::ingress(&guarded)?;
+    let policies = policies::merge(config, host, &guarded);
+
+    let mut settings = Box::new(Settings::EMPTY);
+    settings.neighbours = config.neighbours.packets()?;
+    settings.mode = config.mode.into();
+    settings.drops = drops(config.faults);
+    settings.ingress_multiplier = multiplier;
+    settings.ingress = ingress;
+    classes::compile(&config.classes, &mut settings)?;
+    for (class, place) in config.classes.iter().zip(&mut settings.classes) {
+        let id = names.class(&class.name);
+        *place = ClassSettings { limits: class.limits, id, mode: mode(config.mode, class.mode) };
+        settings.class_count += 1;
+    }
+    if !policies.prefixes.is_empty() {
+        settings.need = settings.need.with(Need::POLICIES);
+    }
+    let sizes = MapSizes::of(config.table, &policies, &names);
+    Ok(Plan {
+        settings,
+        policies: policies.policies,
+        prefixes: policies.prefixes,
+        limits: policies.limits,
+        interfaces: guarded,
+        sizes,
+        names,
+    })
+}
+
+impl Plan {
+    /// Whether this can be loaded into maps of the sizes `running`, which were made for another
+    /// plan. Sizes are taken from [`Plan::sizes`] of the plan that the agent started with.
+    ///
+    /// # Errors
+    /// [`PlanError::NeedsRestart`] or [`PlanError::TableSize`].
+    pub fn fits(&self, running: &MapSizes) -> Result<(), PlanError> {
+        sizes::fits(self, running)
+    }
+}
+
+/// The mode of a class. Bypass is the kill switch: no class withstands it.
+fn mode(global: config::Mode, own: Option<config::Mode>) -> Mode {
+    match (global, own) {
+        (config::Mode::Bypass, _) | (_, None) => global.into(),
+        (_, Some(own)) => own.into(),
+    }
+}
+
+/// The bits of the reasons that drop.
+fn drops(faults: config::Faults) -> u32 {
+    let drops = |reason: Reason| match reason {
+        Reason::Malformed => faults.malformed == FaultAction::Drop,
+        Reason::TableFull => faults.table_full == FaultAction::Drop,
+        Reason::NoSettings
+        | Reason::Conform
+        | Reason::PacketRate
+        | Reason::ByteRate
+        | Reason::Blocked
+        | Reason::Exempt
+        | Reason::NonIp
+        | Reason::Neighbour
+        | Reason::NeighbourRate
+        | Reason::Bypass => reason.drops_by_default(),
+    };
+    Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())
+}
