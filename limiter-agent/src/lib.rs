@@ -1,4 +1,14 @@
 //! The parts of `limiter-agent`.
 
+pub mod agent;
+pub mod api;
+pub mod check;
+pub mod cli;
+pub mod client;
 pub mod config;
+pub mod datapath;
+pub mod host;
 pub mod plan;
+pub mod run;
+pub mod status;
+pub mod telemetry;

@@ -1,0 +1,248 @@
+//! The running agent: the configuration in force, what it became in the kernel, and how one
+//! becomes the next.
+
+mod attach;
+mod changes;
+mod report;
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use log::{error, info, warn};
+
+use crate::cli::{Failure, ModeArg, RunArgs};
+use crate::config::{Config, Interface, Mode, Pattern, XdpMode};
+use crate::datapath::Datapath;
+use crate::host::{self, Link};
+use crate::plan::{self, Host, HostInterface, Plan};
+use crate::status::{Reload, utc};
+
+use attach::Attached;
+
+/// The running agent. It is attached until it is dropped.
+pub struct Agent {
+    args: RunArgs,
+    started: SystemTime,
+    /// When the settings in force were read.
+    loaded: SystemTime,
+    last_reload: Option<Reload>,
+    config: Config,
+    plan: Plan,
+    datapath: Datapath,
+    /// By interface index.
+    attached: BTreeMap<u32, Attached>,
+}
+
+/// Whose fault a failed reload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// The configuration's.
+    Request,
+    /// The agent's or the kernel's.
+    Machine,
+}
+
+/// Reads the configuration that `args` name, with what they override.
+///
+/// # Errors
+/// Everything that is wrong with it, one line each.
+pub fn load_config(args: &RunArgs) -> Result<Config, Vec<String>> {
+    let mut config = Config::load(&args.config)
+        .map_err(|error| error.to_string().lines().map(ToOwned::to_owned).collect::<Vec<_>>())?;
+    if let Some(mode) = args.mode {
+        override_mode(&mut config, mode);
+    }
+    if !args.interfaces.is_empty() {
+        override_interfaces(&mut config, &args.interfaces);
+    }
+    if let Some(address) = args.metrics_listen {
+        config.metrics = address;
+    }
+    if let Some(path) = &args.control_socket {
+        config.control.clone_from(path);
+    }
+    Ok(config)
+}
+
+impl Agent {
+    /// Loads the program, puts `config` in force and attaches to the interfaces.
+    ///
+    /// # Errors
+    /// [`Failure`]; whatever was attached by then is detached again.
+    pub async fn start(args: RunArgs, config: Config) -> Result<Self, Failure> {
+        let now = SystemTime::now();
+        let machine = |error: String| Failure::Machine(error);
+        let links = host::links().await.map_err(|error| machine(error.to_string()))?;
+        let plan = plan::plan(&config, &host_of(&links), None)
+            .map_err(|error| machine(error.to_string()))?;
+        let mut datapath = Datapath::load(&plan).map_err(|error| machine(error.to_string()))?;
+        if let Err(error) = datapath.forward_logs() {
+            warn!("{error}");
+        }
+        let attached =
+            attach::attach(&mut datapath, &plan.interfaces, &links).await.map_err(machine)?;
+        let agent = Self {
+            args,
+            started: now,
+            loaded: now,
+            last_reload: None,
+            config,
+            plan,
+            datapath,
+            attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
+        };
+        agent.log_settings();
+        Ok(agent)
+    }
+
+    /// Reads the configuration again and puts it in force, or leaves everything as it was. The
+    /// outcome is logged, kept for `status`, and returned.
+    pub async fn reload(&mut self) -> (Reload, Option<Blame>) {
+        let outcome = self.try_reload().await;
+        let now = SystemTime::now();
+        let mut reload =
+            Reload { at: utc(now), successful: outcome.is_ok(), changes: vec![], errors: vec![] };
+        let blame = match outcome {
+            Ok(changes) => {
+                self.loaded = now;
+                info!("reloaded {}: {}", self.args.config.display(), changes.join("; "));
+                self.log_settings();
+                reload.changes = changes;
+                None
+            }
+            Err((blame, errors)) => {
+                for error in &errors {
+                    error!("reload: {error}");
+                }
+                error!("reload failed; the old settings stay");
+                reload.errors = errors;
+                Some(blame)
+            }
+        };
+        self.last_reload = Some(reload.clone());
+        (reload, blame)
+    }
+
+    /// Detaches from all interfaces.
+    pub fn stop(&mut self) {
+        for (ifindex, it) in std::mem::take(&mut self.attached) {
+            self.datapath.detach(ifindex);
+            info!("detached from {}", it.name);
+        }
+    }
+
+    async fn try_reload(&mut self) -> Result<Vec<String>, (Blame, Vec<String>)> {
+        let request = |errors| (Blame::Request, errors);
+        let machine = |error: String| (Blame::Machine, vec![error]);
+        let config = load_config(&self.args).map_err(request)?;
+        let links = host::links().await.map_err(|error| machine(error.to_string()))?;
+        let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
+            .map_err(|error| request(vec![error.to_string()]))?;
+        if !plan.fits(self.datapath.sizes()) {
+            return Err(request(vec![TOO_LARGE.to_owned()]));
+        }
+        let (news, gone) = self.moves(&plan);
+        // New interfaces first: until the switch their packets are counted as of an unknown one.
+        let attached = attach::attach(&mut self.datapath, &news, &links).await.map_err(machine)?;
+        if let Err(error) = self.datapath.apply(&plan) {
+            for it in &attached {
+                self.datapath.detach(it.ifindex);
+            }
+            return Err(machine(error.to_string()));
+        }
+        let mut changes = changes::between(&self.config, &config);
+        changes.extend(attached.iter().map(|it| format!("attached to {}", it.name)));
+        self.attached.extend(attached.into_iter().map(|it| (it.ifindex, it)));
+        for ifindex in gone {
+            self.datapath.detach(ifindex);
+            let name = self.attached.remove(&ifindex).map(|it| it.name);
+            changes.push(format!("detached from {}", name.unwrap_or_default()));
+        }
+        if changes.is_empty() {
+            changes.push("no changes".to_owned());
+        }
+        self.config = config;
+        self.plan = plan;
+        Ok(changes)
+    }
+
+    /// The interfaces that `plan` adds, and the indexes of those it no longer has.
+    fn moves(&self, plan: &Plan) -> (Vec<plan::Guarded>, Vec<u32>) {
+        let news = plan.interfaces.iter().filter(|it| !self.attached.contains_key(&it.ifindex));
+        let gone = self
+            .attached
+            .keys()
+            .filter(|ifindex| plan.interfaces.iter().all(|guarded| guarded.ifindex != **ifindex));
+        (news.cloned().collect(), gone.copied().collect())
+    }
+
+    /// One line for the mode, one for each failure policy and each warning.
+    fn log_settings(&self) {
+        let config = &self.config;
+        match config.mode {
+            Mode::Observe => info!("observe: nothing is dropped, only counted as would_drop"),
+            Mode::Enforce => info!("enforce: what is over its limit is dropped"),
+            Mode::Bypass => warn!("bypass: nothing is limited"),
+        }
+        for class in &config.classes {
+            if let Some(mode) = class.mode.filter(|mode| *mode != config.mode) {
+                info!("{mode}: class {}", class.name);
+            }
+        }
+        for (event, action) in report::failure_policies(config) {
+            info!("{}: {action}", event.replace('_', " "));
+        }
+        for warning in &config.warnings {
+            warn!("{warning}");
+        }
+    }
+
+    /// What keeps the agent from doing its work on a host with these `links`, one line each; empty
+    /// if nothing.
+    #[must_use]
+    pub fn problems(&self, links: &[Link]) -> Vec<String> {
+        let mut problems: Vec<_> =
+            self.attached.values().filter_map(|it| it.problem(links)).collect();
+        if let Err(error) = self.datapath.counters() {
+            problems.push(error.to_string());
+        }
+        problems
+    }
+}
+
+const TOO_LARGE: &str = "[table] sizes, or more classes, prefixes or interfaces than the maps were \
+                         made for, need new maps; restart the agent";
+
+fn host_of(links: &[Link]) -> Host {
+    let (monotonic, wall) = host::clocks();
+    let interfaces = links
+        .iter()
+        .map(|link| HostInterface { name: link.name.clone(), ifindex: link.ifindex })
+        .collect();
+    Host { interfaces, monotonic, wall }
+}
+
+/// Whoever says `--mode observe` must be able to rely on it, so it outranks the classes' modes.
+fn override_mode(config: &mut Config, mode: ModeArg) {
+    config.mode = match mode {
+        ModeArg::Observe => Mode::Observe,
+        ModeArg::Enforce => Mode::Enforce,
+        ModeArg::Bypass => Mode::Bypass,
+    };
+    for class in &mut config.classes {
+        class.mode = None;
+    }
+}
+
+/// An interface keeps the `xdp` of the entry that names it.
+fn override_interfaces(config: &mut Config, names: &[String]) {
+    let interfaces = names.iter().map(|name| {
+        let known = config.interfaces.iter().find(|known| known.name.matches(name));
+        Interface {
+            name: Pattern::new(name),
+            xdp: known.map_or(XdpMode::Native, |known| known.xdp),
+            line: known.map_or(0, |known| known.line),
+        }
+    });
+    config.interfaces = interfaces.collect();
+}

@@ -1,0 +1,220 @@
+//! The agent's state for `status` and for metrics.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use limiter_common::Outcome;
+use limiter_common::abi::{ABI_VERSION, Count};
+
+use super::Agent;
+use crate::config::{Budget, Config, FaultAction};
+use crate::datapath::{DatapathError, LinkKind};
+use crate::status::{
+    Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, Status, Table, Total,
+    utc,
+};
+use crate::telemetry::{InterfaceInfo, PacketCount, Snapshot};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+impl Agent {
+    /// All that one scrape says.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub fn snapshot(&self) -> Result<Snapshot, DatapathError> {
+        let now = SystemTime::now();
+        let holds = |expires: Option<SystemTime>| expires.is_none_or(|at| now < at);
+        let config = &self.config;
+        Ok(Snapshot {
+            packets: self.packets()?,
+            capacities: self.capacities().to_vec(),
+            created: self
+                .datapath
+                .sources_created()?
+                .map(|(family, count)| (family.label(), count))
+                .to_vec(),
+            interfaces: self
+                .attached
+                .values()
+                .map(|it| InterfaceInfo {
+                    interface: it.name.clone(),
+                    mode: it.mode.label(),
+                    driver: it.driver.clone(),
+                })
+                .collect(),
+            mode: config.mode.as_str(),
+            failure_policies: failure_policies(config).to_vec(),
+            reload_successful: self.last_reload.as_ref().is_none_or(|reload| reload.successful),
+            reload_success: self.loaded,
+            exemptions: config.exemptions.iter().filter(|it| holds(it.expires)).count(),
+            blocks: config.blocks.iter().filter(|it| holds(it.expires)).count(),
+            version: VERSION,
+            abi: ABI_VERSION,
+        })
+    }
+
+    /// What `/v1/status` says.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub fn status(&self) -> Result<Status, DatapathError> {
+        let config = &self.config;
+        Ok(Status {
+            version: VERSION.to_owned(),
+            abi: ABI_VERSION,
+            pid: std::process::id(),
+            started: utc(self.started),
+            mode: config.mode.to_string(),
+            failure_policies: failure_policies(config)
+                .map(|(event, action)| FailurePolicy {
+                    event: event.to_owned(),
+                    action: action.to_owned(),
+                })
+                .to_vec(),
+            interfaces: self.interfaces(),
+            classes: classes(config),
+            exemptions: exemptions(config),
+            blocks: blocks(config),
+            tables: self
+                .capacities()
+                .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
+                .to_vec(),
+            map_memory_bytes: self.datapath.sizes().memory(),
+            config: ConfigState {
+                path: self.args.config.display().to_string(),
+                loaded: utc(self.loaded),
+                last_reload: self.last_reload.clone(),
+            },
+            totals: totals(&self.datapath.counters()?),
+        })
+    }
+
+    fn packets(&self) -> Result<Vec<PacketCount>, DatapathError> {
+        let names = &self.plan.names;
+        let counters = self.datapath.counters()?;
+        let rows = counters.into_iter().map(|(outcome, count)| PacketCount {
+            interface: names.interface(outcome.slot).unwrap_or("unknown").to_owned(),
+            family: outcome.family.label(),
+            class: names.class(outcome.class).unwrap_or("none").to_owned(),
+            reason: outcome.reason.label(),
+            action: outcome.action.label(),
+            count,
+        });
+        Ok(rows.collect())
+    }
+
+    /// Of the maps as they were made, whatever the file says now.
+    fn capacities(&self) -> [(&'static str, u32); 2] {
+        let sizes = self.datapath.sizes();
+        [("ipv4", sizes.ipv4_sources), ("ipv6", sizes.ipv6_sources)]
+    }
+
+    fn interfaces(&self) -> Vec<Interface> {
+        let interfaces = self.attached.values().map(|it| Interface {
+            name: it.name.clone(),
+            ifindex: it.ifindex,
+            mode: it.mode.to_string(),
+            driver: it.driver.clone(),
+            attachment: match it.kind {
+                LinkKind::BpfLink => "link",
+                LinkKind::Netlink => "netlink",
+            }
+            .to_owned(),
+        });
+        interfaces.collect()
+    }
+}
+
+/// Event and action of each failure policy.
+pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str); 2] {
+    let action = |action| match action {
+        FaultAction::Pass => "pass",
+        FaultAction::Drop => "drop",
+    };
+    [
+        ("malformed", action(config.faults.malformed)),
+        ("table_full", action(config.faults.table_full)),
+    ]
+}
+
+fn classes(config: &Config) -> Vec<Class> {
+    let limit = |budget: Option<Budget>| {
+        budget.map(|it| Limit { per_second: it.rate.per_second(), burst: it.burst })
+    };
+    let classes = config.classes.iter().map(|class| Class {
+        name: class.name.clone(),
+        mode: class.mode.unwrap_or(config.mode).to_string(),
+        packets: limit(class.allowance.packets),
+        bytes: limit(class.allowance.bytes),
+    });
+    classes.collect()
+}
+
+fn exemptions(config: &Config) -> Vec<Exemption> {
+    let exemptions = config.exemptions.iter().map(|it| Exemption {
+        cidr: it.cidr.to_string(),
+        interface: it.interface.as_ref().map(ToString::to_string),
+        owner: it.owner.clone(),
+        expires: it.expires.map(utc),
+        spoofable: it.is_spoofable(),
+    });
+    exemptions.collect()
+}
+
+fn blocks(config: &Config) -> Vec<Block> {
+    let now = SystemTime::now();
+    let blocks = config.blocks.iter().map(|it| Block {
+        cidr: it.cidr.to_string(),
+        expires: it.expires.map(utc),
+        active: it.expires.is_none_or(|at| now < at),
+    });
+    blocks.collect()
+}
+
+/// By action and reason, the most packets first.
+fn totals(counters: &[(Outcome, Count)]) -> Vec<Total> {
+    let mut sums: BTreeMap<(&str, &str), Count> = BTreeMap::new();
+    for (outcome, count) in counters {
+        let sum = sums.entry((outcome.action.label(), outcome.reason.label())).or_default();
+        sum.packets += count.packets;
+        sum.bytes += count.bytes;
+    }
+    let mut totals: Vec<_> = sums
+        .into_iter()
+        .map(|((action, reason), sum)| Total {
+            action: action.to_owned(),
+            reason: reason.to_owned(),
+            packets: sum.packets,
+            bytes: sum.bytes,
+        })
+        .collect();
+    totals.sort_by_key(|total| std::cmp::Reverse(total.packets));
+    totals
+}
+
+#[cfg(test)]
+mod tests {
+    use limiter_common::abi::{ClassId, Slot};
+    use limiter_common::{Action, Family, Reason};
+
+    use super::*;
+
+    #[test]
+    fn totals_add_up_over_interfaces_families_and_classes() {
+        let outcome = |slot, class| Outcome {
+            slot: Slot(slot),
+            family: Family::Ipv4,
+            class: ClassId(class),
+            reason: Reason::Conform,
+            action: Action::Pass,
+        };
+        let count = |packets| Count { packets, bytes: packets * 60 };
+        let other = Outcome { reason: Reason::PacketRate, action: Action::Drop, ..outcome(1, 1) };
+        let totals =
+            totals(&[(outcome(1, 1), count(2)), (outcome(2, 3), count(3)), (other, count(9))]);
+        let brief: Vec<_> =
+            totals.iter().map(|it| (&*it.action, &*it.reason, it.packets, it.bytes)).collect();
+        assert_eq!(brief, [("drop", "packet_rate", 9, 540), ("pass", "conform", 5, 300)]);
+    }
+}

@@ -1,0 +1,115 @@
+//! The agent's HTTP interface: read-only on the metrics listener, with writes on the Unix socket.
+
+mod control;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
+
+use crate::agent::{Agent, Blame};
+use crate::host;
+
+pub use control::{ControlError, ControlSocket};
+
+/// The agent, shared by its handlers and its signals.
+pub type Shared = Arc<Mutex<Agent>>;
+
+/// An error as RFC 9457 writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Always `about:blank`: the status says it all.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The status in words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What happened, in a sentence.
+    pub detail: String,
+    /// Each thing that was wrong.
+    pub errors: Vec<String>,
+}
+
+/// The answer of `/healthz`.
+#[derive(Debug, Serialize)]
+struct Health {
+    status: &'static str,
+    problems: Vec<String>,
+}
+
+/// What anybody who reaches the metrics listener may ask.
+pub fn readable(agent: Shared) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .route("/v1/status", get(status))
+        .with_state(agent)
+}
+
+/// What those may ask who can open the control socket.
+pub fn writable(agent: Shared) -> Router {
+    let writes = Router::new().route("/v1/reload", post(reload)).with_state(Arc::clone(&agent));
+    readable(agent).merge(writes)
+}
+
+async fn metrics(State(agent): State<Shared>) -> Response {
+    let snapshot = agent.lock().await.snapshot();
+    let text = snapshot.map_err(|error| error.to_string()).and_then(|snapshot| {
+        snapshot.encode().map_err(|error| format!("cannot encode metrics: {error}"))
+    });
+    match text {
+        Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
+    }
+}
+
+async fn healthz(State(agent): State<Shared>) -> Response {
+    let problems = match host::links().await {
+        Ok(links) => agent.lock().await.problems(&links),
+        Err(error) => vec![error.to_string()],
+    };
+    let (code, status) = if problems.is_empty() {
+        (StatusCode::OK, "ok")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "failing")
+    };
+    (code, Json(Health { status, problems })).into_response()
+}
+
+async fn status(State(agent): State<Shared>) -> Response {
+    match agent.lock().await.status() {
+        Ok(status) => Json(status).into_response(),
+        Err(error) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the kernel's counters cannot be read",
+            vec![error.to_string()],
+        ),
+    }
+}
+
+async fn reload(State(agent): State<Shared>) -> Response {
+    let (reload, blame) = agent.lock().await.reload().await;
+    let code = match blame {
+        None => return Json(reload).into_response(),
+        Some(Blame::Request) => StatusCode::UNPROCESSABLE_ENTITY,
+        Some(Blame::Machine) => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    problem(code, "the configuration was not taken; the old settings stay", reload.errors)
+}
+
+fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {
+    let body = Problem {
+        kind: "about:blank".to_owned(),
+        title: code.canonical_reason().unwrap_or_default().to_owned(),
+        status: code.as_u16(),
+        detail: detail.to_owned(),
+        errors,
+    };
+    (code, [(header::CONTENT_TYPE, "application/problem+json")], Json(body)).into_response()
+}

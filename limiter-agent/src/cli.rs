@@ -1,0 +1,184 @@
+//! The command line: its grammar, and what each command's outcome means for the exit code.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{check, client, run};
+
+/// Where the configuration lies unless the command line says otherwise.
+pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
+/// Where the daemon listens for commands unless the command line says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/limiter/control.sock";
+
+/// Limits floods per source before the kernel spends memory on them (XDP).
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Exit codes: 0 done; 1 the request or the configuration is wrong; 2 wrong usage; \
+                  3 the agent or the kernel could not do it."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Attach to the interfaces and limit until SIGTERM
+    Run(RunArgs),
+    /// Validate a configuration file without touching the kernel
+    Check(CheckArgs),
+    /// Show what the running agent does
+    Status(ClientArgs),
+    /// Make the running agent read its configuration again
+    Reload(ClientArgs),
+}
+
+/// Arguments of `limiter-agent run`. What is given here outranks the file, also after a reload.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub config: PathBuf,
+    /// The Unix socket for `status` and `reload`, instead of the file's
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+    /// The address for /metrics, instead of the file's
+    #[arg(long, value_name = "ADDR")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// An interface to guard, instead of the file's; may be repeated
+    #[arg(long = "interface", value_name = "NAME", num_args = 1..)]
+    pub interfaces: Vec<String>,
+    /// The mode of all classes, instead of the file's
+    #[arg(long)]
+    pub mode: Option<ModeArg>,
+}
+
+/// A mode as the command line spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModeArg {
+    /// Drop nothing; count what would be dropped
+    Observe,
+    /// Drop what is over its limit
+    Enforce,
+    /// Limit nothing; count packets
+    Bypass,
+}
+
+/// Arguments of `limiter-agent check`.
+#[derive(Clone, Debug, Args)]
+pub struct CheckArgs {
+    /// The configuration file
+    #[arg(value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    pub file: PathBuf,
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of the commands that ask the running agent.
+#[derive(Clone, Debug, Args)]
+pub struct ClientArgs {
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The running agent's Unix socket
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub control_socket: PathBuf,
+}
+
+/// Why a command did not do what it was asked; decides the exit code.
+#[derive(Debug)]
+pub enum Failure {
+    /// The request or the configuration is wrong: exit code 1.
+    Request(String),
+    /// The agent or the kernel could not do it: exit code 3.
+    Machine(String),
+}
+
+impl Cli {
+    /// Runs the command to its end.
+    ///
+    /// # Errors
+    /// [`Failure`] holds what to tell the user.
+    pub fn run(self) -> Result<(), Failure> {
+        match self.command {
+            Command::Run(args) => run::run(args),
+            Command::Check(args) => check::check(&args),
+            Command::Status(args) => client::status(&args),
+            Command::Reload(args) => client::reload(&args),
+        }
+    }
+}
+
+impl Failure {
+    /// A machine failure with all its causes.
+    #[must_use]
+    pub fn machine(error: &anyhow::Error) -> Self {
+        Self::Machine(format!("{error:#}"))
+    }
+
+    /// The exit code.
+    #[must_use]
+    pub fn code(&self) -> ExitCode {
+        ExitCode::from(self.number())
+    }
+
+    const fn number(&self) -> u8 {
+        match self {
+            Self::Request(_) => 1,
+            // 2 is clap's, for usage.
+            Self::Machine(_) => 3,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(text) | Self::Machine(text) => out.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn usage_errors_exit_with_2() {
+        let error = Cli::try_parse_from(["limiter-agent", "fly"]).expect_err("no such command");
+        assert_eq!(error.exit_code(), 2);
+    }
+
+    #[test]
+    fn failures_exit_with_1_and_3() {
+        assert_eq!(Failure::Request(String::new()).number(), 1);
+        assert_eq!(Failure::Machine(String::new()).number(), 3);
+    }
+
+    #[test]
+    fn run_takes_several_interfaces_in_either_spelling() {
+        for line in [
+            "limiter-agent run --interface a b --mode enforce",
+            "limiter-agent run --interface a --interface b --mode enforce",
+        ] {
+            let cli = Cli::try_parse_from(line.split(' ')).expect("parses");
+            let Command::Run(args) = cli.command else { panic!("not run") };
+            assert_eq!(args.interfaces, ["a", "b"]);
+            assert_eq!(args.mode, Some(ModeArg::Enforce));
+            assert_eq!(args.config, PathBuf::from(DEFAULT_CONFIG));
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The commands that ask the running agent over its control socket.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+
+use crate::api::Problem;
+use crate::cli::{ClientArgs, Failure};
+use crate::status::{Reload, Status};
+
+/// How long the agent may take; a reload waits for the kernel.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `limiter-agent status`.
+///
+/// # Errors
+/// [`Failure::Machine`] if no agent answers.
+pub fn status(args: &ClientArgs) -> Result<(), Failure> {
+    let answer = ask(&args.control_socket, Method::GET, "/v1/status")?;
+    if answer.code != StatusCode::OK {
+        return Err(answer.refusal());
+    }
+    let status: Status = answer.read()?;
+    if args.json { print_json(&status) } else { print(&status.to_string()) }
+}
+
+/// `limiter-agent reload`.
+///
+/// # Errors
+/// [`Failure::Request`] if the agent did not take the configuration, [`Failure::Machine`] if it
+/// could not apply it or does not answer.
+pub fn reload(args: &ClientArgs) -> Result<(), Failure> {
+    let answer = ask(&args.control_socket, Method::POST, "/v1/reload")?;
+    if answer.code != StatusCode::OK {
+        if args.json
+            && let Ok(problem) = answer.read::<Problem>()
+        {
+            print_json(&problem)?;
+            return Err(answer.failure(String::new()));
+        }
+        return Err(answer.refusal());
+    }
+    let reload: Reload = answer.read()?;
+    if args.json {
+        return print_json(&reload);
+    }
+    let mut lines = vec!["reloaded".to_owned()];
+    lines.extend(reload.changes.iter().map(|change| format!("  {change}")));
+    print(&format!("{}\n", lines.join("\n")))
+}
+
+/// The agent's answer.
+struct Answer {
+    code: StatusCode,
+    body: Bytes,
+}
+
+impl Answer {
+    fn read<T: serde::de::DeserializeOwned>(&self) -> Result<T, Failure> {
+        serde_json::from_slice(&self.body).map_err(|error| {
+            Failure::Machine(format!(
+                "the agent's answer is not understood ({error}); is it of another version?"
+            ))
+        })
+    }
+
+    /// What a problem document says, for people.
+    fn refusal(&self) -> Failure {
+        let text = match self.read::<Problem>() {
+            Ok(problem) => {
+                let mut lines = vec![problem.detail];
+                lines.extend(problem.errors);
+                lines.join("\n")
+            }
+            Err(_) => format!("the agent answered {}", self.code),
+        };
+        self.failure(text)
+    }
+
+    fn failure(&self, text: String) -> Failure {
+        if self.code == StatusCode::UNPROCESSABLE_ENTITY {
+            Failure::Request(text)
+        } else {
+            Failure::Machine(text)
+        }
+    }
+}
+
+fn ask(socket: &Path, method: Method, path: &str) -> Result<Answer, Failure> {
+    let exchange = async {
+        tokio::time::timeout(PATIENCE, exchange(socket, method, path))
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")))
+    };
+    let answer = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
+        .and_then(|runtime| runtime.block_on(exchange));
+    answer.map_err(|error| {
+        Failure::Machine(format!(
+            "no agent answers on {}: {error:#}; is it running, and may you open its socket?",
+            socket.display()
+        ))
+    })
+}
+
+async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<Answer> {
+    let stream = UnixStream::connect(socket).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "localhost")
+        .body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    let code = response.status();
+    let body = response.into_body().collect().await?.to_bytes();
+    connection.abort();
+    Ok(Answer { code, body })
+}
+
+fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::Machine(format!("cannot write JSON: {error}")))?;
+    print(&format!("{text}\n"))
+}
+
+/// Like `print!`, but a closed pipe (`| head`) is no panic.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    use std::io::{ErrorKind, Write};
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::Machine(format!("cannot write: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: StatusCode, body: &str) -> Answer {
+        Answer { code, body: Bytes::copy_from_slice(body.as_bytes()) }
+    }
+
+    #[test]
+    fn a_problem_document_becomes_lines_and_the_right_exit_code() {
+        let body = r#"{"type":"about:blank","title":"t","status":422,"detail":"not taken",
+                       "errors":["a:1:1: x; y","a:2:1: z; w"]}"#;
+        match answer(StatusCode::UNPROCESSABLE_ENTITY, body).refusal() {
+            Failure::Request(text) => assert_eq!(text, "not taken\na:1:1: x; y\na:2:1: z; w"),
+            Failure::Machine(text) => panic!("blames the machine: {text}"),
+        }
+        let machine = answer(StatusCode::INTERNAL_SERVER_ERROR, body).refusal();
+        assert!(matches!(machine, Failure::Machine(_)));
+    }
+
+    #[test]
+    fn no_agent_is_a_machine_failure_that_names_the_socket() {
+        let error = ask(Path::new("/nonexistent/control.sock"), Method::GET, "/v1/status");
+        let Err(Failure::Machine(text)) = error else { panic!("answered") };
+        assert!(text.contains("/nonexistent/control.sock"), "{text}");
+    }
+}

@@ -1,0 +1,125 @@
+//! Interfaces as the kernel reports them over netlink. Not from `/sys`: that shows the network
+//! namespace it was mounted in, which need not be the agent's.
+
+use std::fmt;
+
+use futures_util::TryStreamExt;
+use rtnetlink::packet_route::link::{
+    InfoKind, LinkAttribute, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
+};
+use thiserror::Error;
+
+/// An interface of this network namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Its name.
+    pub name: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+    /// What the kernel calls this kind of virtual interface (`veth`, `bond`); none for hardware.
+    pub kind: Option<String>,
+    /// How an XDP program is attached, if one is.
+    pub xdp: Option<RealMode>,
+    /// The id of the attached XDP program.
+    pub program: Option<u32>,
+}
+
+/// How the kernel runs an attached XDP program, whatever was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RealMode {
+    /// In the driver, before an skb exists.
+    Native,
+    /// In the stack, after an skb exists: slower.
+    Generic,
+    /// In the NIC.
+    Offload,
+    /// Several programs in several modes.
+    Multiple,
+}
+
+/// The kernel did not list its interfaces.
+#[derive(Debug, Error)]
+pub enum LinksError {
+    /// No netlink socket.
+    #[error("cannot open a netlink socket: {0}")]
+    Socket(#[from] std::io::Error),
+    /// The request failed.
+    #[error("cannot list interfaces over netlink: {0}")]
+    Request(#[from] rtnetlink::Error),
+}
+
+/// All interfaces of this network namespace.
+///
+/// # Errors
+/// [`LinksError`] if netlink does not answer.
+pub async fn links() -> Result<Vec<Link>, LinksError> {
+    let (connection, handle, _) = rtnetlink::new_connection()?;
+    let connection = tokio::spawn(connection);
+    let links = handle.link().get().execute().map_ok(|message| read(&message)).try_collect().await;
+    connection.abort();
+    Ok(links?)
+}
+
+impl RealMode {
+    /// The value of the `mode` label in metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::Offload => "offload",
+            Self::Multiple => "multiple",
+        }
+    }
+}
+
+impl fmt::Display for RealMode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.label())
+    }
+}
+
+fn read(message: &LinkMessage) -> Link {
+    let mut link = Link { ifindex: message.header.index, ..Link::default() };
+    for attribute in &message.attributes {
+        if let LinkAttribute::IfName(name) = attribute {
+            link.name.clone_from(name);
+        } else if let LinkAttribute::Mtu(mtu) = attribute {
+            link.mtu = *mtu;
+        } else if let LinkAttribute::LinkInfo(infos) = attribute {
+            link.kind = infos.iter().find_map(kind);
+        } else if let LinkAttribute::Xdp(parts) = attribute {
+            (link.xdp, link.program) = xdp(parts);
+        }
+    }
+    link
+}
+
+fn kind(info: &LinkInfo) -> Option<String> {
+    if let LinkInfo::Kind(kind) = info { Some(InfoKind::to_string(kind)) } else { None }
+}
+
+fn xdp(parts: &[LinkXdp]) -> (Option<RealMode>, Option<u32>) {
+    let (mut mode, mut program) = (None, None);
+    for part in parts {
+        if let LinkXdp::Attached(attached) = part {
+            mode = real_mode(*attached);
+        } else if let LinkXdp::ProgId(id) = part {
+            program = Some(*id);
+        }
+    }
+    (mode, program)
+}
+
+fn real_mode(attached: XdpAttached) -> Option<RealMode> {
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the enum is non-exhaustive")]
+    match attached {
+        XdpAttached::Driver => Some(RealMode::Native),
+        XdpAttached::SocketBuffer => Some(RealMode::Generic),
+        XdpAttached::Hardware => Some(RealMode::Offload),
+        XdpAttached::Multiple => Some(RealMode::Multiple),
+        _ => None,
+    }
+}

@@ -1,0 +1,33 @@
+//! The machine that the agent runs on: its interfaces and clocks, and whether it can do what is
+//! asked of it at all.
+
+mod driver;
+mod links;
+mod preflight;
+mod refusal;
+
+use std::time::SystemTime;
+
+use limiter_common::time::Nanos;
+use nix::time::{ClockId, clock_gettime};
+
+pub use driver::driver;
+pub use links::{Link, LinksError, RealMode, links};
+pub use preflight::{Unfit, preflight, unclaimed};
+pub use refusal::{Refusal, kernel_words};
+
+/// The two clocks, read together: expiry times are written on the wall clock and enforced on the
+/// monotonic one.
+#[must_use]
+pub fn clocks() -> (Nanos, SystemTime) {
+    (monotonic(), SystemTime::now())
+}
+
+/// `CLOCK_MONOTONIC`, the clock of `bpf_ktime_get_ns`.
+fn monotonic() -> Nanos {
+    // The clock exists on every Linux; were it unreadable, expiry times would count from boot.
+    let now =
+        clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
+    let (seconds, nanos) = (now.tv_sec(), now.tv_nsec());
+    Nanos(seconds.unsigned_abs() * 1_000_000_000 + nanos.unsigned_abs())
+}

@@ -1,0 +1,147 @@
+//! What must hold before anything is loaded, each failure with its fix.
+
+use std::path::Path;
+
+use caps::{CapSet, Capability};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::sys::utsname::uname;
+use thiserror::Error;
+
+use super::Link;
+
+/// Where the BPF file system belongs.
+const BPFFS: &str = "/sys/fs/bpf";
+/// The oldest kernel whose XDP takes multi-buffer (jumbo) frames.
+const OLDEST: (u32, u32) = (5, 18);
+
+/// Why this machine cannot run the agent as it stands.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Unfit {
+    /// Not root, nor the capabilities instead.
+    #[error(
+        "missing {}: loading and attaching an XDP program needs CAP_BPF, CAP_PERFMON and \
+         CAP_NET_ADMIN; run as root, or grant them (systemd: AmbientCapabilities=)",
+        .0.join(" and ")
+    )]
+    Capabilities(Vec<String>),
+    /// No BPF file system.
+    #[error(
+        "no BPF file system is mounted at {BPFFS}; fix: mount -t bpf bpf {BPFFS} \
+         (systemd mounts it at boot; `ip netns exec` hides it, `nsenter --net=…` does not)"
+    )]
+    NoBpffs,
+    /// The kernel lacks what the program uses.
+    #[error(
+        "kernel {0} is too old: the program needs 5.18 or newer, the first whose XDP takes \
+         multi-buffer frames; boot a newer kernel"
+    )]
+    Kernel(String),
+    /// Another program is where ours would go.
+    #[error(
+        "{interface} already has an XDP program that somebody else attached: id {program}{}; stop \
+         what attached it, or remove it with `ip link set dev {interface} xdp off`",
+        name.as_ref().map(|name| format!(", named {name}")).unwrap_or_default()
+    )]
+    Claimed {
+        /// The interface.
+        interface: String,
+        /// The program's id.
+        program: u32,
+        /// Its name, if it has one.
+        name: Option<String>,
+    },
+}
+
+/// Checks privileges, kernel version and BPF file system.
+///
+/// # Errors
+/// [`Unfit`] names the first that does not hold, and its fix.
+pub fn preflight() -> Result<(), Unfit> {
+    capabilities(|capability| {
+        // An unreadable set counts as held; the kernel will have the last word.
+        caps::has_cap(None, CapSet::Effective, capability).unwrap_or(true)
+    })?;
+    kernel(&uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default())?;
+    bpffs(Path::new(BPFFS))
+}
+
+/// Checks that no XDP program is attached to the interface. `name_of` finds a program's name.
+///
+/// # Errors
+/// [`Unfit::Claimed`] if one is.
+pub fn unclaimed(link: &Link, name_of: impl Fn(u32) -> Option<String>) -> Result<(), Unfit> {
+    if link.xdp.is_none() {
+        return Ok(());
+    }
+    let program = link.program.unwrap_or_default();
+    Err(Unfit::Claimed { interface: link.name.clone(), program, name: name_of(program) })
+}
+
+fn capabilities(held: impl Fn(Capability) -> bool) -> Result<(), Unfit> {
+    if held(Capability::CAP_SYS_ADMIN) {
+        return Ok(());
+    }
+    let needed = [Capability::CAP_BPF, Capability::CAP_PERFMON, Capability::CAP_NET_ADMIN];
+    let missing: Vec<_> =
+        needed.into_iter().filter(|needed| !held(*needed)).map(|cap| cap.to_string()).collect();
+    if missing.is_empty() { Ok(()) } else { Err(Unfit::Capabilities(missing)) }
+}
+
+/// `release` is what `uname -r` prints. One that cannot be read passes: the kernel decides.
+fn kernel(release: &str) -> Result<(), Unfit> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return Ok(());
+    };
+    if (major, minor) < OLDEST { Err(Unfit::Kernel(release.to_owned())) } else { Ok(()) }
+}
+
+fn bpffs(path: &Path) -> Result<(), Unfit> {
+    match statfs(path) {
+        Ok(found) if found.filesystem_type() == BPF_FS_MAGIC => Ok(()),
+        _ => Err(Unfit::NoBpffs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_kernels_are_refused_by_name() {
+        assert_eq!(kernel("5.15.0-91-generic"), Err(Unfit::Kernel("5.15.0-91-generic".into())));
+        assert_eq!(kernel("4.19.0"), Err(Unfit::Kernel("4.19.0".into())));
+        for fine in ["5.18.0", "6.1.0-18-amd64", "10.0", "odd"] {
+            assert_eq!(kernel(fine), Ok(()), "{fine}");
+        }
+    }
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        let error = capabilities(|cap| cap == Capability::CAP_BPF).expect_err("two are missing");
+        assert!(error.to_string().starts_with("missing CAP_PERFMON and CAP_NET_ADMIN:"), "{error}");
+        assert_eq!(capabilities(|cap| cap == Capability::CAP_SYS_ADMIN), Ok(()));
+        assert_eq!(capabilities(|cap| cap != Capability::CAP_SYS_ADMIN), Ok(()));
+    }
+
+    #[test]
+    fn a_directory_is_not_a_bpffs() {
+        assert_eq!(bpffs(Path::new("/")), Err(Unfit::NoBpffs));
+        assert_eq!(bpffs(Path::new("/nonexistent")), Err(Unfit::NoBpffs));
+    }
+
+    #[test]
+    fn a_foreign_program_is_named_with_its_fix() {
+        let link = Link {
+            name: "eth0".into(),
+            xdp: Some(super::super::RealMode::Native),
+            program: Some(42),
+            ..Link::default()
+        };
+        let text = unclaimed(&link, |_| Some("other".into())).expect_err("claimed").to_string();
+        assert!(
+            text.contains("id 42, named other") && text.contains("ip link set dev eth0 xdp off"),
+            "{text}"
+        );
+    }
+}

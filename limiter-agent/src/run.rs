@@ -1,0 +1,140 @@
+//! `limiter-agent run`: start-up in an order that leaves nothing behind when it fails, then
+//! signals until the end.
+
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::Listener;
+use log::{error, info, warn};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinHandle;
+
+use crate::agent::{Agent, load_config};
+use crate::api::{self, ControlSocket};
+use crate::cli::{Failure, RunArgs};
+use crate::host;
+
+/// How long open requests may take to finish at the end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Runs the agent until SIGTERM or SIGINT.
+///
+/// # Errors
+/// [`Failure::Request`] for a wrong configuration, [`Failure::Machine`] for all else.
+pub fn run(args: RunArgs) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Machine(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: RunArgs) -> Result<(), Failure> {
+    let config = load_config(&args).map_err(|errors| Failure::Request(errors.join("\n")))?;
+    host::preflight().map_err(|unfit| Failure::Machine(unfit.to_string()))?;
+    // From here on signals wait their turn, so that a start is never torn in the middle.
+    let mut signals = Signals::new()?;
+    // Before anything is attached: an address in use must not cost traffic.
+    let metrics = listen(config.metrics).await?;
+    let control = config.control.clone();
+    let (socket, commands) =
+        ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
+
+    let agent = Agent::start(args, config).await?;
+    let agent = Arc::new(Mutex::new(agent));
+    let (stop, stopped) = watch::channel(());
+    let servers = [
+        spawn(metrics, api::readable(Arc::clone(&agent)), stopped.clone()),
+        spawn(commands, api::writable(Arc::clone(&agent)), stopped),
+    ];
+    info!("ready: commands on {}", control.display());
+
+    while signals.next().await == Event::Reload {
+        agent.lock().await.reload().await;
+    }
+
+    info!("stopping");
+    agent.lock().await.stop();
+    drop(stop);
+    for server in servers {
+        let abort = server.abort_handle();
+        if tokio::time::timeout(GRACE, server).await.is_err() {
+            abort.abort();
+        }
+    }
+    drop(socket);
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        Failure::Machine(format!(
+            "cannot serve metrics on {address}: {error}; give another [metrics] listen or \
+             --metrics-listen"
+        ))
+    })?;
+    if !address.ip().is_loopback() {
+        warn!("metrics on {address} can be read by everybody who reaches that address");
+    }
+    let address = listener.local_addr().unwrap_or(address);
+    info!("metrics on http://{address}/metrics");
+    Ok(listener)
+}
+
+/// Serves until the sender of `stopped` is dropped and open requests are done.
+fn spawn<L>(listener: L, router: Router, mut stopped: watch::Receiver<()>) -> JoinHandle<()>
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+{
+    let stop = async move {
+        // An error says that the sender is gone, which is the signal.
+        while stopped.changed().await.is_ok() {}
+    };
+    let server = axum::serve(listener, router).with_graceful_shutdown(stop);
+    tokio::spawn(async move {
+        if let Err(error) = server.into_future().await {
+            error!("HTTP server: {error}");
+        }
+    })
+}
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Reload,
+    Stop,
+}
+
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::Machine(format!("cannot take signals: {error}")))
+        };
+        Ok(Self {
+            hangup: listen(SignalKind::hangup())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Event {
+        tokio::select! {
+            _ = self.terminate.recv() => Event::Stop,
+            _ = self.interrupt.recv() => Event::Stop,
+            _ = self.hangup.recv() => Event::Reload,
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Metrics in the Prometheus text format.
+//!
+//! Nothing is kept here: each scrape reads the kernel's counters into a [`Snapshot`] and writes it
+//! out. No label holds an address, so the number of series is bounded by the configuration.
+
+mod exposition;
+
+use std::time::SystemTime;
+
+use limiter_common::abi::Count;
+use prometheus::TextEncoder;
+
+use exposition::{Exposition, Kind};
+
+/// All that one scrape says.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The non-zero counters.
+    pub packets: Vec<PacketCount>,
+    /// Bucket tables: family and capacity.
+    pub capacities: Vec<(&'static str, u32)>,
+    /// Buckets ever created, by family.
+    pub created: Vec<(&'static str, u64)>,
+    /// The guarded interfaces.
+    pub interfaces: Vec<InterfaceInfo>,
+    /// The global mode.
+    pub mode: &'static str,
+    /// Event and action of each failure policy.
+    pub failure_policies: Vec<(&'static str, &'static str)>,
+    /// Whether the last reload (or the start) succeeded.
+    pub reload_successful: bool,
+    /// When the settings in force were read.
+    pub reload_success: SystemTime,
+    /// `[[exempt]]` entries that hold now.
+    pub exemptions: usize,
+    /// `[[block]]` entries that hold now.
+    pub blocks: usize,
+    /// The agent's version.
+    pub version: &'static str,
+    /// The version of the layout shared with the kernel.
+    pub abi: u32,
+}
+
+/// One counter with its labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketCount {
+    /// The interface's name; `unknown` for one that is not configured.
+    pub interface: String,
+    /// The address family.
+    pub family: &'static str,
+    /// The class's name; `none` where no class was consulted.
+    pub class: String,
+    /// Why.
+    pub reason: &'static str,
+    /// What was done.
+    pub action: &'static str,
+    /// How many.
+    pub count: Count,
+}
+
+/// A guarded interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceInfo {
+    /// Its name.
+    pub interface: String,
+    /// How the kernel runs the program.
+    pub mode: &'static str,
+    /// Its driver; empty if it does not say.
+    pub driver: String,
+}
+
+/// The modes, for `limiter_mode`.
+const MODES: [&str; 3] = ["observe", "enforce", "bypass"];
+
+impl Snapshot {
+    /// The snapshot in the text format, version 0.0.4.
+    ///
+    /// # Errors
+    /// [`prometheus::Error`] if a family breaks the format's rules: a bug here.
+    pub fn encode(&self) -> Result<String, prometheus::Error> {
+        let mut out = Exposition::default();
+        self.traffic(&mut out);
+        self.tables(&mut out);
+        self.state(&mut out);
+        TextEncoder::new().encode_to_string(&out.families())
+    }
+
+    fn traffic(&self, out: &mut Exposition) {
+        let mut rows: Vec<_> = self.packets.iter().collect();
+        rows.sort_by_key(|row| (&row.interface, row.family, &row.class, row.reason, row.action));
+        let labels = |row: &PacketCount| {
+            [
+                ("interface", row.interface.clone()),
+                ("family", row.family.to_owned()),
+                ("class", row.class.clone()),
+                ("reason", row.reason.to_owned()),
+                ("action", row.action.to_owned()),
+            ]
+        };
+        let help = "Packets received, by what was done with them and why.";
+        let mut packets = out.family("limiter_packets_total", help, Kind::Counter);
+        for row in &rows {
+            packets.sample(&labels(row), count(row.count.packets));
+        }
+        let help = "Bytes of the frames received (from the Ethernet header, without the FCS), by \
+                    what was done with them and why.";
+        let mut bytes = out.family("limiter_bytes_total", help, Kind::Counter);
+        for row in &rows {
+            bytes.sample(&labels(row), count(row.count.bytes));
+        }
+    }
+
+    fn tables(&self, out: &mut Exposition) {
+        let help = "Sources that the bucket table can hold.";
+        let mut capacity = out.family("limiter_table_capacity", help, Kind::Gauge);
+        for (family, value) in &self.capacities {
+            capacity.sample(&[("family", (*family).to_owned())], f64::from(*value));
+        }
+        let help = "Buckets created: sources that were new to the table, or had been displaced.";
+        let mut created = out.family("limiter_sources_created_total", help, Kind::Counter);
+        for (family, value) in &self.created {
+            created.sample(&[("family", (*family).to_owned())], count(*value));
+        }
+    }
+
+    fn state(&self, out: &mut Exposition) {
+        let help = "Guarded interfaces, with the mode in which the kernel really runs the program.";
+        let mut info = out.family("limiter_interface_info", help, Kind::Gauge);
+        for InterfaceInfo { interface, mode, driver } in &self.interfaces {
+            let labels = [
+                ("interface", interface.clone()),
+                ("mode", (*mode).to_owned()),
+                ("driver", driver.clone()),
+            ];
+            info.sample(&labels, 1.0);
+        }
+        let help = "1 for the mode in force, 0 for the others; a class may have a mode of its own.";
+        let mut mode = out.family("limiter_mode", help, Kind::Gauge);
+        for it in MODES {
+            mode.sample(&[("mode", it.to_owned())], flag(it == self.mode));
+        }
+        let help = "What happens to packets that cannot be judged.";
+        let mut policy = out.family("limiter_failure_policy", help, Kind::Gauge);
+        for (event, action) in &self.failure_policies {
+            let labels = [("event", (*event).to_owned()), ("action", (*action).to_owned())];
+            policy.sample(&labels, 1.0);
+        }
+        let help = "Whether the configuration was valid when it was last read; 0 means that older \
+                    settings are in force.";
+        out.family("limiter_config_last_reload_successful", help, Kind::Gauge)
+            .sample(&[], flag(self.reload_successful));
+        let help = "When the settings in force were read.";
+        out.family("limiter_config_last_reload_success_timestamp_seconds", help, Kind::Gauge)
+            .sample(&[], seconds(self.reload_success));
+        out.family("limiter_exemptions", "Exemptions in force.", Kind::Gauge)
+            .sample(&[], count(self.exemptions as u64));
+        out.family("limiter_blocks", "Blocks in force.", Kind::Gauge)
+            .sample(&[], count(self.blocks as u64));
+        let labels = [("version", self.version.to_owned()), ("abi", self.abi.to_string())];
+        out.family("limiter_build_info", "The running version.", Kind::Gauge).sample(&labels, 1.0);
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats, exact up to 2⁵³")]
+const fn count(value: u64) -> f64 {
+    value as f64
+}
+
+const fn flag(value: bool) -> f64 {
+    if value { 1.0 } else { 0.0 }
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |age| count(age.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            packets: vec![PacketCount {
+                interface: "eth0".into(),
+                family: "ipv4",
+                class: "odd\"name".into(),
+                reason: "packet_rate",
+                action: "drop",
+                count: Count { packets: 12_345_678_901, bytes: 740_740_734_060 },
+            }],
+            capacities: vec![("ipv4", 1000), ("ipv6", 2000)],
+            created: vec![("ipv4", 7), ("ipv6", 0)],
+            interfaces: vec![InterfaceInfo {
+                interface: "eth0".into(),
+                mode: "generic",
+                driver: "veth".into(),
+            }],
+            mode: "enforce",
+            failure_policies: vec![("malformed", "drop"), ("table_full", "pass")],
+            reload_successful: false,
+            reload_success: SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),
+            exemptions: 2,
+            blocks: 0,
+            version: "0.1.0",
+            abi: 1,
+        }
+    }
+
+    #[test]
+    fn the_text_format_holds_each_metric() {
+        let text = snapshot().encode().expect("encodes");
+        for line in [
+            r#"limiter_packets_total{interface="eth0",family="ipv4",class="odd\"name",reason="packet_rate",action="drop"} 12345678901"#,
+            r#"limiter_bytes_total{interface="eth0",family="ipv4",class="odd\"name",reason="packet_rate",action="drop"} 740740734060"#,
+            r#"limiter_table_capacity{family="ipv6"} 2000"#,
+            r#"limiter_sources_created_total{family="ipv4"} 7"#,
+            r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
+            r#"limiter_mode{mode="observe"} 0"#,
+            r#"limiter_mode{mode="enforce"} 1"#,
+            r#"limiter_failure_policy{event="table_full",action="pass"} 1"#,
+            "limiter_config_last_reload_successful 0",
+            "limiter_config_last_reload_success_timestamp_seconds 1800000000",
+            "limiter_exemptions 2",
+            "limiter_blocks 0",
+            r#"limiter_build_info{version="0.1.0",abi="1"} 1"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_traffic_has_no_empty_families() {
+        let text = Snapshot { packets: vec![], ..snapshot() }.encode().expect("encodes");
+        assert!(!text.contains("limiter_packets_total"));
+    }
+}
