@@ -140,11 +140,7 @@ fn until(expires: Option<SystemTime>, host: &Host) -> Option<u64> {
 
 fn address(address: IpAddr) -> SourceAddress {
     match address {
-        IpAddr::V4(address) => {
-            let mut bytes = [0; 16];
-            bytes[..4].copy_from_slice(&address.octets());
-            SourceAddress { family: 4, bytes }
-        }
-        IpAddr::V6(address) => SourceAddress { family: 6, bytes: address.octets() },
+        IpAddr::V4(address) => SourceAddress::ipv4(address.into()),
+        IpAddr::V6(address) => SourceAddress::from(address),
     }
 }

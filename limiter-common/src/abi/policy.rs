@@ -106,6 +106,14 @@ impl SourceAddress {
     }
 }
 
+impl From<core::net::Ipv6Addr> for SourceAddress {
+    fn from(address: core::net::Ipv6Addr) -> Self {
+        let address = u128::from(address);
+        #[expect(clippy::cast_possible_truncation, reason = "the halves of the address")]
+        Self::ipv6((address >> 64) as u64, address as u64)
+    }
+}
+
 /// The key data of the prefix map: the bank and the address, so that both banks share one trie
 /// and a packet sees one of them only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

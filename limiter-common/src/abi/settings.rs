@@ -174,13 +174,6 @@ impl L4Index {
     /// Entries in the table.
     pub const COUNT: usize = 2048;
 
-    /// The entry with this number; higher bits are dropped.
-    #[inline(always)]
-    #[must_use]
-    pub const fn new(number: u32) -> Self {
-        Self(number % 2048)
-    }
-
     /// A protocol of which no header is read, or (for a non-first fragment) can be.
     #[inline(always)]
     #[must_use]
@@ -216,14 +209,7 @@ impl L4Index {
         Self(self.0 | 1024)
     }
 
-    /// The number, below [`COUNT`](Self::COUNT).
-    #[inline(always)]
-    #[must_use]
-    pub const fn number(self) -> u32 {
-        self.0
-    }
-
-    /// The number as an array index.
+    /// The array index, below [`COUNT`](Self::COUNT).
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> usize {

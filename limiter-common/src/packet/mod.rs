@@ -86,14 +86,6 @@ impl Packet {
     }
 }
 
-impl Packet {
-    /// See [`PacketView::opaque`].
-    #[inline(always)]
-    fn opaque<V: PacketView + ?Sized>(self, view: &V) -> Self {
-        Self { protocol: L4Index::new(view.opaque(self.protocol.number())), ..self }
-    }
-}
-
 /// Reads the headers of a frame. Never reads beyond it, and never takes one header for another:
 /// where a length does not add up, the frame is [`Frame::Malformed`].
 #[inline(always)]
@@ -102,15 +94,11 @@ pub fn parse<V: PacketView + ?Sized>(view: &V) -> Frame {
         Some((network, offset)) => (network, view.opaque(offset)),
         None => return Frame::Malformed(Family::Other),
     };
-    let frame = match network {
+    match network {
         link::Network::Ipv4 => ipv4::parse(view, offset).unwrap_or(Frame::Malformed(Family::Ipv4)),
         link::Network::Ipv6 => ipv6::parse(view, offset).unwrap_or(Frame::Malformed(Family::Ipv6)),
         link::Network::Arp => Frame::Neighbour(Family::Other),
         link::Network::Other => Frame::NonIp,
-    };
-    match frame {
-        Frame::Ip(packet) => Frame::Ip(packet.opaque(view)),
-        other => other,
     }
 }
 

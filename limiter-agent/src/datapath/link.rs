@@ -1,0 +1,83 @@
+//! Attachments of the program to interfaces.
+
+use std::collections::HashMap;
+
+use aya::programs::{Xdp, XdpMode, links::LinkType, loaded_links, loaded_programs, xdp::XdpLink};
+
+use super::DatapathError;
+use crate::{config::Xdp as Mode, plan::Guarded};
+
+/// How the kernel holds an attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// A `bpf_link`: it ends with the agent, and nobody else can replace it.
+    BpfLink,
+    /// Plain netlink, which aya falls back to on EINVAL: others can replace it.
+    Netlink,
+}
+
+/// An attachment that was made.
+#[derive(Debug)]
+pub struct Attachment {
+    /// The mode that the kernel took, native or generic.
+    pub mode: Mode,
+    /// How it holds it.
+    pub kind: LinkKind,
+    /// Why native mode was refused, where `auto` fell back to generic.
+    pub native_refused: Option<DatapathError>,
+}
+
+/// The name of a loaded program that is not ours to replace, by its id.
+#[must_use]
+pub fn foreign_program(id: u32) -> Option<String> {
+    let program = loaded_programs().filter_map(Result::ok).find(|program| program.id() == id)?;
+    program.name_as_str().map(ToOwned::to_owned)
+}
+
+/// Dropping a link detaches it.
+#[derive(Default)]
+pub(super) struct Links(HashMap<u32, XdpLink>);
+
+impl Links {
+    pub(super) fn attach(
+        &mut self,
+        program: &mut Xdp,
+        interface: &Guarded,
+    ) -> Result<Attachment, DatapathError> {
+        let id = program.info().map_err(DatapathError::Program)?.id();
+        let links_before = bpf_links(id);
+        let (link, mode, native_refused) = match interface.xdp {
+            Mode::Native => (attach(program, interface, XdpMode::Driver)?, Mode::Native, None),
+            Mode::Generic => (attach(program, interface, XdpMode::Skb)?, Mode::Generic, None),
+            Mode::Auto => match attach(program, interface, XdpMode::Driver) {
+                Ok(link) => (link, Mode::Native, None),
+                Err(refusal) => {
+                    let link = attach(program, interface, XdpMode::Skb)?;
+                    (link, Mode::Generic, Some(refusal))
+                }
+            },
+        };
+        self.0.insert(interface.ifindex, link);
+        let kind = if bpf_links(id) > links_before { LinkKind::BpfLink } else { LinkKind::Netlink };
+        Ok(Attachment { mode, kind, native_refused })
+    }
+
+    pub(super) fn detach(&mut self, ifindex: u32) {
+        self.0.remove(&ifindex);
+    }
+}
+
+fn attach(program: &mut Xdp, interface: &Guarded, mode: XdpMode) -> Result<XdpLink, DatapathError> {
+    let refused = |source| DatapathError::Attach { interface: interface.name.clone(), source };
+    let id = program.attach_to_if_index(interface.ifindex, mode).map_err(refused)?;
+    program.take_link(id).map_err(DatapathError::Program)
+}
+
+/// How many XDP links the kernel has for our program. aya does not say when it has made none and
+/// used netlink instead, so the kernel is asked.
+fn bpf_links(program: u32) -> usize {
+    loaded_links()
+        .filter_map(Result::ok)
+        .filter(|link| link.program_id() == program && link.link_type().ok() == Some(LinkType::Xdp))
+        .count()
+}

@@ -1,0 +1,170 @@
+//! The kernel side, as the agent sees it: the only module that knows aya.
+//!
+//! [`Datapath`] owns the loaded program, its maps and its attachments. Dropping it detaches and
+//! frees everything.
+
+mod banks;
+mod error;
+mod link;
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::PerCpuArray,
+    programs::{ProgramError, Xdp},
+};
+use limiter_common::{
+    Family, Outcome,
+    abi::{Count, CounterShape, PROGRAM, global, map},
+};
+
+use self::{banks::Banks, link::Links};
+pub use self::{
+    error::DatapathError,
+    link::{Attachment, LinkKind, foreign_program},
+};
+use crate::plan::{Guarded, MapSizes, Plan};
+
+/// The compiled XDP program.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
+
+/// The loaded program with its maps and attachments.
+pub struct Datapath {
+    ebpf: Ebpf,
+    sizes: MapSizes,
+    banks: Banks,
+    links: Links,
+}
+
+impl Datapath {
+    /// Loads the program with maps as large as `plan` asks for, and puts its settings in force.
+    /// Nothing is attached yet.
+    ///
+    /// # Errors
+    /// [`DatapathError::Load`] when the kernel refuses the program or a map.
+    pub fn load(plan: &Plan) -> Result<Self, DatapathError> {
+        let sizes = plan.sizes;
+        let mut ebpf = EbpfLoader::new()
+            .override_global(global::COUNTER_SLOTS, &sizes.counters.slots, true)
+            .override_global(global::COUNTER_CLASSES, &sizes.counters.classes, true)
+            .map_max_entries(map::PREFIXES, sizes.prefixes)
+            .map_max_entries(map::POLICIES, sizes.policies)
+            .map_max_entries(map::LIMITS, sizes.limits)
+            .map_max_entries(map::BUCKETS_V4, sizes.ipv4_sources)
+            .map_max_entries(map::BUCKETS_V6, sizes.ipv6_sources)
+            .map_max_entries(map::COUNTERS, sizes.counters.cells())
+            .load(OBJECT)
+            .map_err(|error| DatapathError::Load(Box::new(error)))?;
+        xdp_mut(&mut ebpf)?.load().map_err(DatapathError::Program)?;
+        let mut banks = Banks::default();
+        banks.install(&mut ebpf, &sizes, plan)?;
+        Ok(Self { ebpf, sizes, banks, links: Links::default() })
+    }
+
+    /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
+    /// mix. The plan must fit the maps as they were sized ([`Plan::fits`]).
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when a map cannot be written; the old settings stay in force.
+    pub fn apply(&mut self, plan: &Plan) -> Result<(), DatapathError> {
+        self.banks.install(&mut self.ebpf, &self.sizes, plan)
+    }
+
+    /// Attaches the program to an interface.
+    ///
+    /// # Errors
+    /// [`DatapathError::Attach`] with the kernel's errno.
+    pub fn attach(&mut self, interface: &Guarded) -> Result<Attachment, DatapathError> {
+        self.links.attach(xdp_mut(&mut self.ebpf)?, interface)
+    }
+
+    /// Detaches it from an interface; nothing happens if it was not attached.
+    pub fn detach(&mut self, ifindex: u32) {
+        self.links.detach(ifindex);
+    }
+
+    /// How large the maps are.
+    #[must_use]
+    pub fn sizes(&self) -> &MapSizes {
+        &self.sizes
+    }
+
+    /// All counters that are not zero, summed over the CPUs.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn counters(&self) -> Result<Vec<(Outcome, Count)>, DatapathError> {
+        let shape: CounterShape = self.sizes.counters;
+        let cells = self.per_cpu::<Count>(map::COUNTERS)?;
+        let mut counters = Vec::new();
+        for cell in 0..shape.cells() {
+            let values = cells.get(&cell, 0).map_err(|e| DatapathError::map(map::COUNTERS, e))?;
+            let count = values.iter().fold(Count::default(), |sum, count| Count {
+                packets: sum.packets + count.packets,
+                bytes: sum.bytes + count.bytes,
+            });
+            if let Some(outcome) = shape.outcome(cell).filter(|_| count.packets != 0) {
+                counters.push((outcome, count));
+            }
+        }
+        Ok(counters)
+    }
+
+    /// How many buckets have been made since the start, IPv4 and IPv6.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn sources_created(&self) -> Result<[(Family, u64); 2], DatapathError> {
+        let cells = self.per_cpu::<u64>(map::CREATED)?;
+        let read = |family: Family| {
+            let values = cells
+                .get(&(family as u32), 0)
+                .map_err(|error| DatapathError::map(map::CREATED, error))?;
+            Ok((family, values.iter().sum()))
+        };
+        Ok([read(Family::Ipv4)?, read(Family::Ipv6)?])
+    }
+
+    /// Forwards the program's rare log lines to the `log` crate, on a task of the current tokio
+    /// runtime that ends with it.
+    ///
+    /// # Errors
+    /// [`DatapathError::Logs`] when the log buffer cannot be read.
+    pub fn forward_logs(&mut self) -> Result<(), DatapathError> {
+        let failed = |error: &dyn std::error::Error| DatapathError::Logs(error.to_string());
+        let logger = aya_log::EbpfLogger::init(&mut self.ebpf).map_err(|e| failed(&e))?;
+        let mut logger = tokio::io::unix::AsyncFd::register(logger).map_err(|e| failed(&e))?;
+        tokio::spawn(async move {
+            while let Ok(mut ready) = logger.readable_mut().await {
+                ready.get_inner_mut().flush();
+                ready.clear_ready();
+            }
+        });
+        Ok(())
+    }
+
+    /// The loaded program, for `BPF_PROG_TEST_RUN` and its run count.
+    ///
+    /// # Errors
+    /// [`DatapathError::Program`] if the object has no such program.
+    pub fn program(&self) -> Result<&Xdp, DatapathError> {
+        let program = self.ebpf.program(PROGRAM).ok_or_else(missing)?;
+        program.try_into().map_err(DatapathError::Program)
+    }
+
+    fn per_cpu<V: aya::Pod>(
+        &self,
+        name: &'static str,
+    ) -> Result<PerCpuArray<&aya::maps::MapData, V>, DatapathError> {
+        let map = self.ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
+        PerCpuArray::try_from(map).map_err(|error| DatapathError::map(name, error))
+    }
+}
+
+fn xdp_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, DatapathError> {
+    let program = ebpf.program_mut(PROGRAM).ok_or_else(missing)?;
+    program.try_into().map_err(DatapathError::Program)
+}
+
+fn missing() -> DatapathError {
+    DatapathError::Program(ProgramError::NotLoaded)
+}
