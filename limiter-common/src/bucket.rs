@@ -100,3 +100,158 @@ fn debt(tat: u64, now: Tick, stale: u64) -> u64 {
 fn stale_beyond(cost: u64, tolerance: u64) -> u64 {
     tolerance * 2 + cost * 256 + Tick::PER_SECOND
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::time::Nanos;
+    use crate::units::{ByteLimit, MAX_RATE_ERROR, PacketLimit, Rate};
+
+    impl Cell for AtomicU64 {
+        fn load(&self) -> u64 {
+            self.load(Relaxed)
+        }
+        fn compare_exchange(&self, current: u64, new: u64) -> u64 {
+            self.compare_exchange(current, new, Relaxed, Relaxed).unwrap_or_else(|found| found)
+        }
+        fn add(&self, amount: u64) {
+            self.fetch_add(amount, Relaxed);
+        }
+    }
+
+    const TEN_YEARS: u64 = 10 * 365 * 86_400 * 1_000_000_000;
+
+    fn start() -> impl Strategy<Value = u64> {
+        prop_oneof![Just(0), 0..TEN_YEARS, Just(TEN_YEARS), Just((1 << 56) - 1)]
+    }
+
+    fn packet_rate() -> impl Strategy<Value = Rate> {
+        prop_oneof![
+            Just(PacketLimit::SLOWEST),
+            Just(PacketLimit::FASTEST),
+            (1..=30_000_000_u64, prop_oneof![Just(1_u64), Just(60), Just(3600)])
+                .prop_map(|(count, seconds)| Rate::new(count, seconds).unwrap()),
+        ]
+    }
+
+    /// A packet each `gap` ticks for `count` packets: how many are admitted.
+    fn run(tat: &AtomicU64, start: Tick, gap: u64, count: u64, cost: u64, tolerance: u64) -> u64 {
+        (0..count).filter(|i| admit(tat, start.plus(i * gap), cost, tolerance)).count() as u64
+    }
+
+    proptest! {
+        /// An overloaded bucket admits burst + rate × time, at any uptime.
+        #[test]
+        fn admits_burst_plus_rate_times_time(
+            rate in packet_rate(), burst in 1..2_000_u64, start in start(), overload in 2..20_u64,
+        ) {
+            let Ok(limit) = PacketLimit::new(rate, burst) else { return Ok(()) };
+            let start = Tick::from(Nanos(start));
+            let tat = AtomicU64::new(start.0);
+            let gap = (limit.cost() / overload).max(1);
+            let count = overload * (burst + 5_000);
+            let admitted = run(&tat, start, gap, count, limit.cost(), limit.tolerance());
+            let seconds = (gap * (count - 1)) as f64 / Tick::PER_SECOND as f64;
+            let expected = burst as f64 + rate.per_second() * seconds;
+            let error = (admitted as f64 - expected).abs();
+            prop_assert!(error <= 1.0 + expected * MAX_RATE_ERROR, "{admitted} of {expected}");
+        }
+
+        /// Bytes: the same, for any frame length.
+        #[test]
+        fn admits_bytes_at_their_rate(
+            bytes_per_second in prop_oneof![
+                1_000..25_000_000_000_u64, Just(25_000_000_000), Just(1_000),
+            ],
+            length in prop_oneof![Just(60_u32), 60..9_000_u32, Just(9_000)],
+            start in start(),
+        ) {
+            let rate = Rate::new(bytes_per_second, 1).unwrap();
+            let burst = 100 * u64::from(length);
+            let limit = ByteLimit::new(rate, burst).unwrap();
+            let start = Tick::from(Nanos(start));
+            let tat = AtomicU64::new(start.0);
+            let cost = limit.cost_of(length);
+            let gap = (cost / 4).max(1);
+            let count = 40_000;
+            let admitted = run(&tat, start, gap, count, cost, limit.tolerance());
+            let seconds = (gap * (count - 1)) as f64 / Tick::PER_SECOND as f64;
+            let expected = 100.0 + rate.per_second() * seconds / f64::from(length);
+            let error = (admitted as f64 - expected).abs();
+            prop_assert!(error <= 1.0 + expected * MAX_RATE_ERROR, "{admitted} of {expected}");
+        }
+
+        /// A source just below its rate loses nothing.
+        #[test]
+        fn below_the_rate_nothing_is_dropped(rate in packet_rate(), start in start()) {
+            let limit = PacketLimit::new(rate, 1).unwrap();
+            let start = Tick::from(Nanos(start));
+            let tat = AtomicU64::new(start.0);
+            prop_assert_eq!(run(&tat, start, limit.cost(), 5_000, limit.cost(), limit.tolerance()), 5_000);
+        }
+
+        /// A packet that does not conform writes nothing; one that does moves the bucket by its cost.
+        #[test]
+        fn a_drop_writes_nothing(tat in any::<u64>(), now in any::<u64>(), rate in packet_rate(), burst in 1..1_000_u64) {
+            let Ok(limit) = PacketLimit::new(rate, burst) else { return Ok(()) };
+            let cell = AtomicU64::new(tat);
+            let conforming = conforms(&cell, Tick(now), limit.cost(), limit.tolerance());
+            prop_assert_eq!(cell.load(Relaxed), tat);
+            let admitted = admit(&cell, Tick(now), limit.cost(), limit.tolerance());
+            prop_assert_eq!(admitted, conforming);
+            if admitted {
+                let used = Tick(cell.load(Relaxed)).since(Tick(now));
+                prop_assert!(used > 0 && used.cast_unsigned() <= limit.tolerance());
+            } else {
+                prop_assert_eq!(cell.load(Relaxed), tat);
+            }
+        }
+
+        /// A bucket idle for up to 1.7 years holds exactly its burst again, wherever the time line
+        /// wraps meanwhile.
+        #[test]
+        fn an_idle_bucket_is_full(start in start(), idle in 3_600_000_000_000..54_000_000_000_000_000_u64) {
+            let limit = PacketLimit::new(Rate::new(100, 1).unwrap(), 50).unwrap();
+            let begin = Tick::from(Nanos(start));
+            let tat = AtomicU64::new(begin.0);
+            prop_assert_eq!(run(&tat, begin, 0, 60, limit.cost(), limit.tolerance()), 50);
+            let later = Tick::from(Nanos(start + idle));
+            prop_assert_eq!(run(&tat, later, 0, 60, limit.cost(), limit.tolerance()), 50);
+        }
+
+        /// What `clamp` leaves is at most a full bucket's worth of debt, and less debt stays as it is.
+        #[test]
+        fn clamp_shortens_debts_only(debt in 0..(1_u64 << 60), now in any::<u64>(), tolerance in 1..(1_u64 << 50)) {
+            let cell = AtomicU64::new(Tick(now).plus(debt).0);
+            clamp(&cell, Tick(now), tolerance);
+            let left = Tick(cell.load(Relaxed)).since(Tick(now)).cast_unsigned();
+            prop_assert_eq!(left, debt.min(tolerance));
+        }
+    }
+
+    /// Many threads on one bucket at one instant admit the burst, no more and no fewer; and a lost
+    /// race is never a free packet: the debt afterwards is what was admitted.
+    #[test]
+    fn threads_share_one_burst() {
+        let limit = PacketLimit::new(Rate::new(1, 1).unwrap(), 100_000).unwrap();
+        let now = Tick::from(Nanos(1 << 40));
+        let cell = AtomicU64::new(now.0);
+        let admitted: u64 = thread::scope(|scope| {
+            let threads: std::vec::Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| run(&cell, now, 0, 20_000, limit.cost(), limit.tolerance()))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        let debt = Tick(cell.load(Relaxed)).since(now).cast_unsigned();
+        assert_eq!(debt, admitted * limit.cost());
+        // A charge added blindly may overdraw, by at most one packet for each thread.
+        assert!((100_000..=100_008).contains(&admitted), "{admitted}");
+    }
+}

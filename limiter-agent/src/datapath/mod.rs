@@ -132,7 +132,9 @@ impl Datapath {
     pub fn forward_logs(&mut self) -> Result<(), DatapathError> {
         let failed = |error: &dyn std::error::Error| DatapathError::Logs(error.to_string());
         let logger = aya_log::EbpfLogger::init(&mut self.ebpf).map_err(|e| failed(&e))?;
-        let mut logger = tokio::io::unix::AsyncFd::register(logger).map_err(|e| failed(&e))?;
+        // SAFETY: the logger owns its descriptor and closes it when it is dropped, not before.
+        let logger = unsafe { tokio::io::unix::AsyncFd::register(logger) };
+        let mut logger = logger.map_err(|error| failed(&error))?;
         tokio::spawn(async move {
             while let Ok(mut ready) = logger.readable_mut().await {
                 ready.get_inner_mut().flush();

@@ -116,3 +116,6 @@ mod protocol {
     pub(super) const SCTP: u8 = 132;
     pub(super) const MOBILITY: u8 = 135;
 }
+
+#[cfg(test)]
+mod tests;
