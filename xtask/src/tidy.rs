@@ -37,7 +37,7 @@ pub(crate) fn run(bless: bool) -> Result<()> {
             failed.join("; ")
         };
         bail!(
-            "tidy: {} problems in {} files; failed tools: {failed}",
+            "tidy: {} problem(s) in {} files; failed of cargo: {failed}",
             problems.len(),
             files.len()
         );
@@ -116,12 +116,8 @@ fn tools() -> [String; 2] {
     ]
 }
 
+/// Runs cargo with `arguments`; what it finds goes to the terminal.
 fn succeeds(arguments: &str) -> bool {
-    match shell::run(shell::cargo().args(arguments.split_whitespace())) {
-        Ok(()) => true,
-        Err(error) => {
-            println!("{error:#}");
-            false
-        }
-    }
+    let status = shell::cargo().args(arguments.split_whitespace()).status();
+    status.is_ok_and(|status| status.success())
 }
