@@ -3,11 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match xtask::bpf::embed(
-        "limiter-tests-ebpf",
-        "generator",
-        "LIMITER_GENERATOR_OBJECT",
-    ) {
+    match xtask::bpf::embed("limiter-tests-ebpf", "generator", "LIMITER_GENERATOR_OBJECT") {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");

@@ -12,10 +12,8 @@ use xtask::{
 /// Every BPF instruction has this size in bytes; a 64-bit immediate load counts as two.
 const INSTRUCTION_SIZE: u64 = 8;
 
-const OBJECTS: &[(&str, &str)] = &[
-    ("limiter-ebpf", "limiter"),
-    ("limiter-tests-ebpf", "generator"),
-];
+const OBJECTS: &[(&str, &str)] =
+    &[("limiter-ebpf", "limiter"), ("limiter-tests-ebpf", "generator")];
 
 /// Builds the eBPF objects and prints their functions' sizes.
 ///
@@ -24,12 +22,7 @@ const OBJECTS: &[(&str, &str)] = &[
 pub(crate) fn run() -> Result<()> {
     let toolchain = Toolchain::find()?;
     for (package, bin) in OBJECTS {
-        let path = bpf::build(
-            &toolchain,
-            package,
-            bin,
-            &workspace_root().join("target/asm"),
-        )?;
+        let path = bpf::build(&toolchain, package, bin, &workspace_root().join("target/asm"))?;
         let data = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         println!("{package}:");
         for line in functions(&data)? {
@@ -43,10 +36,7 @@ pub(crate) fn run() -> Result<()> {
 fn functions(data: &[u8]) -> Result<Vec<String>> {
     let file = object::File::parse(data).context("not an object file")?;
     let mut lines = Vec::new();
-    for section in file
-        .sections()
-        .filter(|section| section.kind() == SectionKind::Text)
-    {
+    for section in file.sections().filter(|section| section.kind() == SectionKind::Text) {
         let name = section.name().context("a section without a name")?;
         if section.size() == 0 {
             continue;

@@ -89,22 +89,14 @@ impl Toolchain {
         for compiler in compilers {
             for linker in &linkers {
                 if linker.fits(&compiler) {
-                    let linker = Linker {
-                        path: linker.path.clone(),
-                        version: linker.version.clone(),
-                    };
+                    let linker =
+                        Linker { path: linker.path.clone(), version: linker.version.clone() };
                     return Ok(Self { compiler, linker });
                 }
             }
         }
-        let versions: Vec<_> = linkers
-            .iter()
-            .map(|linker| linker.version.as_str())
-            .collect();
-        bail!(
-            "bpf-linker {} does not fit the LLVM of any BPF compiler here",
-            versions.join(", ")
-        )
+        let versions: Vec<_> = linkers.iter().map(|linker| linker.version.as_str()).collect();
+        bail!("bpf-linker {} does not fit the LLVM of any BPF compiler here", versions.join(", "))
     }
 }
 
@@ -121,26 +113,16 @@ impl Compiler {
     #[must_use]
     pub fn pinned_linker(&self) -> Option<&'static str> {
         let llvm = self.llvm_major()?;
-        PINNED_LINKERS
-            .iter()
-            .find(|(major, _)| *major == llvm)
-            .map(|(_, version)| *version)
+        PINNED_LINKERS.iter().find(|(major, _)| *major == llvm).map(|(_, version)| *version)
     }
 
     fn probe(kind: CompilerKind) -> Option<Self> {
         let rustc = kind.rustc();
         let verbose_version = output_of(Command::new(&rustc).arg("-vV"))?;
         let field = |name: &str| {
-            verbose_version
-                .lines()
-                .find_map(|line| line.strip_prefix(name))
-                .map(str::to_owned)
+            verbose_version.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
         };
-        let compiler = Self {
-            release: field("release: ")?,
-            llvm: field("LLVM version: ")?,
-            kind,
-        };
+        let compiler = Self { release: field("release: ")?, llvm: field("LLVM version: ")?, kind };
         let has_core = match &compiler.kind {
             CompilerKind::Nightly(root) => root.join("lib/rustlib/src/rust/library/core").is_dir(),
             CompilerKind::Debian => {
@@ -165,12 +147,10 @@ impl Compiler {
         };
         let prefix = format!("libLLVM.so.{}", self.llvm_major()?);
         let multiarch = format!("lib/{}-linux-gnu", env::consts::ARCH);
-        [root.join("lib"), root.join(multiarch)]
-            .into_iter()
-            .find_map(|directory| {
-                let name = names_in(&directory).find(|name| name.starts_with(&prefix))?;
-                Some(directory.join(name))
-            })
+        [root.join("lib"), root.join(multiarch)].into_iter().find_map(|directory| {
+            let name = names_in(&directory).find(|name| name.starts_with(&prefix))?;
+            Some(directory.join(name))
+        })
     }
 }
 
@@ -187,11 +167,7 @@ impl fmt::Display for Compiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
             CompilerKind::Nightly(root) => {
-                write!(
-                    f,
-                    "rustup's {}",
-                    root.file_name().unwrap_or_default().display()
-                )?;
+                write!(f, "rustup's {}", root.file_name().unwrap_or_default().display())?;
             }
             CompilerKind::Debian => write!(f, "Debian's rustc-web")?,
         }
@@ -207,18 +183,12 @@ impl Linker {
         let mut directories: Vec<_> = env::split_paths(&path).collect();
         directories.extend(home("CARGO_HOME", ".cargo").map(|home| home.join("bin")));
         let mut linkers: Vec<Self> = Vec::new();
-        for path in directories
-            .into_iter()
-            .map(|directory| directory.join("bpf-linker"))
-        {
+        for path in directories.into_iter().map(|directory| directory.join("bpf-linker")) {
             if linkers.iter().all(|known| known.path != path)
                 && let Some(answer) = output_of(Command::new(&path).arg("--version"))
                 && let Some(version) = answer.split_whitespace().nth(1)
             {
-                linkers.push(Self {
-                    path,
-                    version: version.to_owned(),
-                });
+                linkers.push(Self { path, version: version.to_owned() });
             }
         }
         linkers
@@ -286,14 +256,7 @@ pub fn build(toolchain: &Toolchain, package: &str, bin: &str, out_dir: &Path) ->
     clean_environment(&mut command);
     command
         .current_dir(workspace_root())
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--release",
-            "--target",
-            TARGET,
-        ])
+        .args(["build", "--quiet", "--locked", "--release", "--target", TARGET])
         .args(["--package", package, "--bin", bin])
         .arg("--target-dir")
         .arg(&target_dir)
@@ -313,14 +276,9 @@ pub fn build(toolchain: &Toolchain, package: &str, bin: &str, out_dir: &Path) ->
         command.env("LD_LIBRARY_PATH", llvm_dir(&target_dir, &library)?);
     }
 
-    let status = command
-        .status()
-        .context("cannot run cargo for the eBPF object")?;
+    let status = command.status().context("cannot run cargo for the eBPF object")?;
     if !status.success() {
-        bail!(
-            "{package} did not build with {}; the messages above say why",
-            toolchain.compiler
-        );
+        bail!("{package} did not build with {}; the messages above say why", toolchain.compiler);
     }
     let built = target_dir.join(TARGET).join("release").join(bin);
     let object = out_dir.join(format!("{bin}.bpf.o"));
@@ -336,15 +294,11 @@ fn nightlies() -> Vec<PathBuf> {
     else {
         return Vec::new();
     };
-    let mut names: Vec<_> = names_in(&toolchains)
-        .filter(|name| name.starts_with("nightly"))
-        .collect();
+    let mut names: Vec<_> =
+        names_in(&toolchains).filter(|name| name.starts_with("nightly")).collect();
     // A digit sorts before the architecture's letter.
     names.sort_unstable_by(|a, b| b.cmp(a));
-    names
-        .into_iter()
-        .map(|name| toolchains.join(name))
-        .collect()
+    names.into_iter().map(|name| toolchains.join(name)).collect()
 }
 
 fn home(variable: &str, default: &str) -> Option<PathBuf> {
@@ -355,9 +309,7 @@ fn home(variable: &str, default: &str) -> Option<PathBuf> {
 /// The inner cargo's own target directory: it must not be the outer one, which is locked. One for
 /// the whole workspace, so that debug, release and clippy builds share the object's dependencies.
 fn inner_target_dir(out_dir: &Path) -> PathBuf {
-    let outer = out_dir
-        .ancestors()
-        .find(|ancestor| ancestor.join("CACHEDIR.TAG").is_file());
+    let outer = out_dir.ancestors().find(|ancestor| ancestor.join("CACHEDIR.TAG").is_file());
     outer.unwrap_or(out_dir).join("bpf")
 }
 
@@ -396,13 +348,8 @@ fn clean_environment(command: &mut Command) {
 }
 
 fn is_outer_build(name: &OsStr) -> bool {
-    const KEEP: &[&str] = &[
-        "CARGO_HOME",
-        "CARGO_HTTP_",
-        "CARGO_NET_",
-        "CARGO_REGISTR",
-        "CARGO_SOURCE_",
-    ];
+    const KEEP: &[&str] =
+        &["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_SOURCE_"];
     const DROP: &[&str] = &[
         "CARGO",
         "CLIPPY",
@@ -416,15 +363,8 @@ fn is_outer_build(name: &OsStr) -> bool {
         "RUSTUP_TOOLCHAIN",
         "__CARGO",
     ];
-    const DROP_EXACTLY: &[&str] = &[
-        "DEBUG",
-        "HOST",
-        "NUM_JOBS",
-        "OPT_LEVEL",
-        "OUT_DIR",
-        "PROFILE",
-        "TARGET",
-    ];
+    const DROP_EXACTLY: &[&str] =
+        &["DEBUG", "HOST", "NUM_JOBS", "OPT_LEVEL", "OUT_DIR", "PROFILE", "TARGET"];
     let name = name.to_string_lossy();
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     DROP_EXACTLY.contains(&&*name) || (starts(DROP) && !starts(KEEP))
@@ -432,10 +372,7 @@ fn is_outer_build(name: &OsStr) -> bool {
 
 fn output_of(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok()?;
-    output
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn names_in(directory: &Path) -> impl Iterator<Item = String> + use<> {
@@ -452,18 +389,11 @@ mod tests {
     use super::*;
 
     fn compiler(llvm: &str) -> Compiler {
-        Compiler {
-            kind: CompilerKind::Debian,
-            release: "1.96.0".into(),
-            llvm: llvm.into(),
-        }
+        Compiler { kind: CompilerKind::Debian, release: "1.96.0".into(), llvm: llvm.into() }
     }
 
     fn linker(version: &str) -> Linker {
-        Linker {
-            path: "bpf-linker".into(),
-            version: version.into(),
-        }
+        Linker { path: "bpf-linker".into(), version: version.into() }
     }
 
     #[test]
@@ -487,22 +417,14 @@ mod tests {
 
     #[test]
     fn the_outer_build_is_forgotten_but_not_where_crates_come_from() {
-        for name in [
-            "CARGO",
-            "CARGO_TARGET_DIR",
-            "RUSTC_WORKSPACE_WRAPPER",
-            "CLIPPY_ARGS",
-            "TARGET",
-        ] {
+        for name in
+            ["CARGO", "CARGO_TARGET_DIR", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS", "TARGET"]
+        {
             assert!(is_outer_build(name.as_ref()), "{name}");
         }
-        for name in [
-            "CARGO_HOME",
-            "CARGO_HTTP_PROXY",
-            "CARGO_REGISTRIES_X_INDEX",
-            "PATH",
-            "RUSTUP_HOME",
-        ] {
+        for name in
+            ["CARGO_HOME", "CARGO_HTTP_PROXY", "CARGO_REGISTRIES_X_INDEX", "PATH", "RUSTUP_HOME"]
+        {
             assert!(!is_outer_build(name.as_ref()), "{name}");
         }
     }

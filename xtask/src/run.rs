@@ -44,14 +44,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     setup::running()?;
 
     let mut build = shell::cargo();
-    build.args([
-        "build",
-        "--release",
-        "-p",
-        "limiter-agent",
-        "--bin",
-        "limiter-agent",
-    ]);
+    build.args(["build", "--release", "-p", "limiter-agent", "--bin", "limiter-agent"]);
     if options.iface.is_none() {
         build.args(["-p", "limiter-tests", "--bin", "playground"]);
     }
@@ -64,9 +57,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Mode::Enforce => "enforce",
         };
         let mut agent = Command::new(release_dir()?.join("limiter-agent"));
-        agent
-            .args(["run", "--config", "deploy/limiter.toml"])
-            .args(["--interface", interface, "--mode", mode]);
+        agent.args(["run", "--config", "deploy/limiter.toml"]).args([
+            "--interface",
+            interface,
+            "--mode",
+            mode,
+        ]);
         agent
     } else {
         let mut playground = Command::new(release_dir()?.join("playground"));
@@ -82,9 +78,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Where cargo puts release binaries: beside the directory this one is in.
 fn release_dir() -> Result<PathBuf> {
     let this = env::current_exe().context("cannot tell where xtask's binary is")?;
-    let target_dir = this
-        .ancestors()
-        .nth(2)
-        .context("xtask's binary is in no target directory")?;
+    let target_dir = this.ancestors().nth(2).context("xtask's binary is in no target directory")?;
     Ok(target_dir.join("release"))
 }

@@ -35,10 +35,8 @@ const TEST_TOOLS: &[(&str, &str)] = &[
 
 /// Kernels to test on in a VM, by the package that always depends on the current point release (old
 /// ones vanish from the mirrors).
-const KERNELS: &[(&str, &str)] = &[
-    ("6.1", "linux-image-cloud-amd64"),
-    ("6.12", "linux-image-6.12-cloud-amd64"),
-];
+const KERNELS: &[(&str, &str)] =
+    &[("6.1", "linux-image-cloud-amd64"), ("6.12", "linux-image-6.12-cloud-amd64")];
 
 /// Everything: building, running, testing.
 ///
@@ -126,10 +124,7 @@ impl Setup {
             .collect();
         if missing.is_empty() {
             let packages: Vec<_> = tools.iter().map(|(_, package)| *package).collect();
-            done(
-                "packages",
-                format_args!("{} are there", packages.join(", ")),
-            );
+            done("packages", format_args!("{} are there", packages.join(", ")));
             return Ok(());
         }
         self.install(&missing)?;
@@ -148,10 +143,7 @@ impl Setup {
         fs::copy(unpacked.join("usr/bin/promtool"), &tool)
             .context("the prometheus package has no promtool")?;
         fs::remove_dir_all(&unpacked).context("cannot remove the unpacked prometheus package")?;
-        done(
-            "promtool",
-            format_args!("taken from the prometheus package: {}", tool.display()),
-        );
+        done("promtool", format_args!("taken from the prometheus package: {}", tool.display()));
         Ok(())
     }
 
@@ -172,19 +164,13 @@ impl Setup {
                 .filter_map(|line| line.trim().strip_prefix("Depends: "))
                 .find(|package| package.starts_with("linux-image-"))
             else {
-                bail!(
-                    "{metapackage} names no kernel; see `{}`",
-                    shell::line(&depends)
-                );
+                bail!("{metapackage} names no kernel; see `{}`", shell::line(&depends));
             };
             self.unpack(package, &directory)?;
             let Some(image) = kernel_image(&directory) else {
                 bail!("{package} holds no kernel image");
             };
-            done(
-                &name,
-                format_args!("unpacked {package}: {}", image.display()),
-            );
+            done(&name, format_args!("unpacked {package}: {}", image.display()));
         }
         Ok(())
     }
@@ -199,9 +185,7 @@ impl Setup {
         fs::create_dir_all(&aside)?;
         let mut download = Command::new("apt-get");
         // apt's own user may not write here.
-        download
-            .args(["-o", "APT::Sandbox::User=root", "download", package])
-            .current_dir(&aside);
+        download.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(&aside);
         shell::output(&mut download)?;
         let downloaded = fs::read_dir(&aside)?.flatten().map(|entry| entry.path());
         for file in downloaded.filter(|path| path.extension().is_some_and(|ext| ext == "deb")) {
@@ -229,10 +213,7 @@ impl Setup {
         need_root(&by_hand)?;
         self.refresh_lists()?;
         shell::output(&mut install).with_context(|| {
-            format!(
-                "{} could not be installed; run `{by_hand}`",
-                packages.join(", ")
-            )
+            format!("{} could not be installed; run `{by_hand}`", packages.join(", "))
         })?;
         Ok(())
     }
@@ -288,14 +269,7 @@ fn install_linker() -> Result<()> {
     install
         // Outside of the workspace, so that its rust-toolchain.toml and config do not apply.
         .current_dir(env::temp_dir())
-        .args([
-            "install",
-            "bpf-linker",
-            "--version",
-            version,
-            "--locked",
-            "--quiet",
-        ]);
+        .args(["install", "bpf-linker", "--version", version, "--locked", "--quiet"]);
     shell::output(&mut install).with_context(|| {
         format!("run `cargo install bpf-linker --version {version} --locked` yourself")
     })?;
@@ -305,8 +279,7 @@ fn install_linker() -> Result<()> {
 fn kernel_image(directory: &Path) -> Option<PathBuf> {
     let boot = fs::read_dir(directory.join("boot")).ok()?;
     boot.flatten().map(|entry| entry.path()).find(|path| {
-        path.file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
     })
 }
 

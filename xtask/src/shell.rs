@@ -23,9 +23,7 @@ pub(crate) fn cargo() -> Command {
 /// # Errors
 /// When it cannot start or fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("cannot run `{}`", line(command)))?;
+    let status = command.status().with_context(|| format!("cannot run `{}`", line(command)))?;
     if !status.success() {
         bail!("`{}` failed", line(command));
     }

@@ -27,14 +27,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     host.args(["test", "--no-fail-fast", "--"]).args(filter);
     let mut system = shell::cargo();
     system
-        .args([
-            "test",
-            "--no-fail-fast",
-            "--package",
-            "limiter-tests",
-            "--",
-            "--test-threads=1",
-        ])
+        .args(["test", "--no-fail-fast", "--package", "limiter-tests", "--", "--test-threads=1"])
         .args(filter)
         .env("PATH", path_with_tools()?);
 
@@ -84,16 +77,11 @@ impl Summary {
                     _ => {}
                 }
             }
-        } else if let Some((name, reason)) = line
-            .strip_prefix("test ")
-            .and_then(|test| test.split_once(" ... ignored"))
+        } else if let Some((name, reason)) =
+            line.strip_prefix("test ").and_then(|test| test.split_once(" ... ignored"))
         {
             let reason = reason.trim_start_matches([',', ' ']);
-            let reason = if reason.is_empty() {
-                "ignored, no reason given"
-            } else {
-                reason
-            };
+            let reason = if reason.is_empty() { "ignored, no reason given" } else { reason };
             self.skipped.push(format!("{name}: {reason}"));
         } else if let Some((_, skipped)) = line.split_once("skipped: ") {
             // A test that finds itself unable to check something writes this past the capture.
@@ -102,13 +90,7 @@ impl Summary {
     }
 
     fn lines(&self, seconds: u64) -> Vec<String> {
-        let Self {
-            passed,
-            failed,
-            filtered,
-            skipped,
-            ..
-        } = self;
+        let Self { passed, failed, filtered, skipped, .. } = self;
         let mut lines = vec![format!(
             "\n{passed} tests passed, {failed} failed, {} skipped, {filtered} filtered out, in {} min {:02} s",
             skipped.len(),
@@ -127,10 +109,7 @@ fn stream(command: &mut Command, summary: &mut Summary) -> Result<bool> {
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run `{}`", shell::line(command)))?;
-    let stdout = child
-        .stdout
-        .take()
-        .context("the child's output was taken already")?;
+    let stdout = child.stdout.take().context("the child's output was taken already")?;
     for line in BufReader::new(stdout).split(b'\n') {
         let line = line.context("cannot read the tests' output")?;
         let line = String::from_utf8_lossy(&line);
@@ -143,9 +122,7 @@ fn stream(command: &mut Command, summary: &mut Summary) -> Result<bool> {
 fn path_with_tools() -> Result<std::ffi::OsString> {
     let path = env::var_os("PATH").unwrap_or_default();
     let administrators = ["/usr/sbin".into(), "/sbin".into()];
-    let all = env::split_paths(&path)
-        .chain(administrators)
-        .chain([setup::tools_dir()]);
+    let all = env::split_paths(&path).chain(administrators).chain([setup::tools_dir()]);
     env::join_paths(all).context("PATH cannot be extended")
 }
 
@@ -167,11 +144,7 @@ mod tests {
         ] {
             summary.read(line);
         }
-        let skipped = [
-            "b: ignored, no reason given",
-            "c: needs two NICs",
-            "d: no IPv6 here",
-        ];
+        let skipped = ["b: ignored, no reason given", "c: needs two NICs", "d: no IPv6 here"];
         let expected = Summary {
             passed: 4,
             failed: 1,
@@ -181,11 +154,7 @@ mod tests {
         };
         assert_eq!(summary, expected);
         let lines = summary.lines(125);
-        assert!(
-            lines[0].contains("4 tests passed, 1 failed, 3 skipped"),
-            "{}",
-            lines[0]
-        );
+        assert!(lines[0].contains("4 tests passed, 1 failed, 3 skipped"), "{}", lines[0]);
         assert!(lines[0].contains("2 min 05 s"), "{}", lines[0]);
         assert_eq!(lines.len(), 4);
     }

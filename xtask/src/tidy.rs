@@ -26,16 +26,9 @@ pub(crate) fn run(bless: bool) -> Result<()> {
     for problem in &problems {
         println!("{problem}");
     }
-    let failed: Vec<_> = tools()
-        .into_iter()
-        .filter(|command| !succeeds(command))
-        .collect();
+    let failed: Vec<_> = tools().into_iter().filter(|command| !succeeds(command)).collect();
     if !problems.is_empty() || !failed.is_empty() {
-        let failed = if failed.is_empty() {
-            "none".to_owned()
-        } else {
-            failed.join("; ")
-        };
+        let failed = if failed.is_empty() { "none".to_owned() } else { failed.join("; ") };
         bail!(
             "tidy: {} problem(s) in {} files; failed of cargo: {failed}",
             problems.len(),
@@ -79,13 +72,7 @@ struct File {
 fn workspace_files() -> Result<Vec<File>> {
     let root = workspace_root();
     let mut list = std::process::Command::new("git");
-    list.current_dir(&root).args([
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]);
+    list.current_dir(&root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
     let listed = shell::output(&mut list)?;
     let mut files = Vec::new();
     for path in listed.split_terminator('\0') {
@@ -97,11 +84,7 @@ fn workspace_files() -> Result<Vec<File>> {
         let bytes = fs::read(&full).with_context(|| format!("cannot read {path}"))?;
         let size = bytes.len();
         let text = String::from_utf8(bytes).unwrap_or_default();
-        files.push(File {
-            path: path.to_owned(),
-            size,
-            text,
-        });
+        files.push(File { path: path.to_owned(), size, text });
     }
     Ok(files)
 }

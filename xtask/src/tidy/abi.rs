@@ -26,15 +26,10 @@ struct Abi {
 pub(super) fn check(files: &[File], bless: bool) -> Result<Option<Problem>> {
     let sources = files.iter().filter(|file| file.path.starts_with(SOURCES));
     let Some(now) = Abi::of(sources) else {
-        return Ok(Some(problem(
-            SOURCES,
-            "no `ABI_VERSION: … = <number>` here",
-        )));
+        return Ok(Some(problem(SOURCES, "no `ABI_VERSION: … = <number>` here")));
     };
-    let locked = files
-        .iter()
-        .find(|file| file.path == LOCK)
-        .and_then(|file| Abi::parse(&file.text));
+    let locked =
+        files.iter().find(|file| file.path == LOCK).and_then(|file| Abi::parse(&file.text));
     let complaint = complaint(now, locked);
     if bless && complaint != Some(NOT_RAISED) {
         fs::write(workspace_root().join(LOCK), now.lock())
@@ -69,16 +64,12 @@ impl Abi {
             hash = fnv1a(hash, source.path.as_bytes());
             hash = fnv1a(hash, normalised.as_bytes());
         }
-        Some(Self {
-            version: version?,
-            hash,
-        })
+        Some(Self { version: version?, hash })
     }
 
     fn parse(lock: &str) -> Option<Self> {
         let field = |name: &str| {
-            lock.lines()
-                .find_map(|line| line.strip_prefix(name)?.trim().strip_prefix("= "))
+            lock.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix("= "))
         };
         Some(Self {
             version: field("version")?.parse().ok()?,
@@ -120,17 +111,11 @@ const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 /// against forgetting, not against an enemy.
 fn fnv1a(basis: u64, bytes: &[u8]) -> u64 {
     const PRIME: u64 = 0x0100_0000_01b3;
-    bytes.iter().fold(basis, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(PRIME)
-    })
+    bytes.iter().fold(basis, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
 }
 
 fn problem(path: &str, what: &str) -> Problem {
-    Problem {
-        path: path.to_owned(),
-        line: 0,
-        what: what.to_owned(),
-    }
+    Problem { path: path.to_owned(), line: 0, what: what.to_owned() }
 }
 
 #[cfg(test)]
@@ -139,14 +124,7 @@ mod tests {
 
     fn abi(text: &str) -> Option<Abi> {
         let path = format!("{SOURCES}mod.rs");
-        Abi::of(
-            [File {
-                path,
-                size: text.len(),
-                text: text.to_owned(),
-            }]
-            .iter(),
-        )
+        Abi::of([File { path, size: text.len(), text: text.to_owned() }].iter())
     }
 
     const BEFORE: &str = "pub const ABI_VERSION: u32 = 3;\npub struct Key { a: u8 }\n";

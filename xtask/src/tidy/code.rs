@@ -106,9 +106,7 @@ fn string(text: &str, before: &str) -> Option<usize> {
         return None;
     }
     let end = format!("\"{}", "#".repeat(marks));
-    let length = opened[1..]
-        .find(&end)
-        .map_or(opened.len(), |at| 1 + at + end.len());
+    let length = opened[1..].find(&end).map_or(opened.len(), |at| 1 + at + end.len());
     Some(1 + marks + length)
 }
 
@@ -136,18 +134,11 @@ mod tests {
             assert!(has_word(&code, kept), "{kept} in {code}");
         }
         for gone in ["aya", "b", "c", "d", "f", "g", "k", "l"] {
-            assert!(
-                !code.split_whitespace().any(|word| word == gone),
-                "{gone} in {code}"
-            );
+            assert!(!code.split_whitespace().any(|word| word == gone), "{gone} in {code}");
         }
         assert_eq!(code.matches('\n').count(), text.matches('\n').count());
         assert!(without_comments(text).contains("f // \\\" g"));
-        assert!(
-            without_comments("fn f<'a>(x: &'a str) {} // y")
-                .trim_end()
-                .ends_with("{}")
-        );
+        assert!(without_comments("fn f<'a>(x: &'a str) {} // y").trim_end().ends_with("{}"));
     }
 
     #[test]
