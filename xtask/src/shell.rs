@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     fs,
     os::unix::fs::MetadataExt as _,
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -51,7 +52,10 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 
 /// `command` as a person would type it.
 pub(crate) fn line(command: &Command) -> String {
-    let words: Vec<_> = std::iter::once(command.get_program())
+    let program = Path::new(command.get_program());
+    let words: Vec<_> = program
+        .file_name()
+        .into_iter()
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)
         .collect();

@@ -29,7 +29,11 @@ pub(crate) fn run(bless: bool) -> Result<()> {
     let failed: Vec<_> = tools().into_iter().filter(|command| !succeeds(command)).collect();
     if !problems.is_empty() || !failed.is_empty() {
         let failed = if failed.is_empty() { "none".to_owned() } else { failed.join("; ") };
-        bail!("tidy: {} problems in {} files; failed tools: {failed}", problems.len(), files.len());
+        bail!(
+            "tidy: {} problem(s) in {} files; failed of cargo: {failed}",
+            problems.len(),
+            files.len()
+        );
     }
     println!("tidy: {} files, no problems", files.len());
     Ok(())
@@ -95,12 +99,8 @@ fn tools() -> [String; 2] {
     ]
 }
 
+/// Runs cargo with `arguments`; what it finds goes to the terminal.
 fn succeeds(arguments: &str) -> bool {
-    match shell::run(shell::cargo().args(arguments.split_whitespace())) {
-        Ok(()) => true,
-        Err(error) => {
-            println!("{error:#}");
-            false
-        }
-    }
+    let status = shell::cargo().args(arguments.split_whitespace()).status();
+    status.is_ok_and(|status| status.success())
 }
