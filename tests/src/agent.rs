@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use nix::{
     sys::{
         prctl::set_pdeathsig,
-        signal::{Signal, kill},
+        signal::{SigSet, Signal, kill},
     },
     unistd::Pid,
 };
@@ -67,8 +67,14 @@ impl Agent {
             .stderr(log)
             // Ctrl-C is for the one who started the agent, who then ends it.
             .process_group(0);
-        // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-        unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
+        let prepare = || {
+            set_pdeathsig(Signal::SIGKILL)?;
+            // Who starts it may keep signals blocked, which a new program would inherit.
+            SigSet::empty().thread_set_mask()?;
+            Ok(())
+        };
+        // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+        unsafe { command.pre_exec(prepare) };
         let child = command.spawn().context("starting limiter-agent")?;
         let mut agent = Self { child, netns: netns.clone(), directory };
         agent.wait_until_well()?;
@@ -239,7 +245,8 @@ impl Metrics {
     /// The sum of all samples of `name` that have these labels among theirs; 0 if there is none.
     #[must_use]
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        self.matching(name, labels).map(|(_, value)| value).sum()
+        // Not `sum`, which begins at -0.
+        self.matching(name, labels).fold(0.0, |sum, (_, value)| sum + value)
     }
 
     /// The samples of `name` that have these labels among theirs.
