@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -24,6 +24,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Sends every datagram back to where it came from, as long as it lives.
 pub struct EchoServer {
     stop: Arc<AtomicBool>,
+    received: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -36,17 +37,25 @@ impl EchoServer {
         let socket = bind(netns, address)?;
         socket.set_read_timeout(Some(TICK))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let received = Arc::new(AtomicU64::new(0));
+        let (stopped, counter) = (Arc::clone(&stop), Arc::clone(&received));
         let thread = netns.spawn(move || {
             let mut datagram = [0; 2048];
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((length, from)) = socket.recv_from(&mut datagram) {
+                    counter.fetch_add(1, Ordering::Relaxed);
                     // An answer that cannot be sent shows as one that did not come.
                     let _ = socket.send_to(&datagram[..length], from);
                 }
             }
         });
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, received, thread: Some(thread) })
+    }
+
+    /// Datagrams received since the start.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 }
 

@@ -2,6 +2,7 @@
 //! VM and a driver for the agent. Everything here needs root, makes its own namespaces, and leaves
 //! the one it was started in as it was.
 
+pub mod agent;
 pub mod client;
 pub mod frames;
 pub mod generator;
