@@ -1,5 +1,6 @@
 //! Whole files, and every way in which one can be wrong.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use super::*;
@@ -658,4 +659,59 @@ fn globs() {
     assert!(matches("ens*", "ens1f0") && matches("*", "eth0") && matches("e?h*0", "eth10"));
     assert!(!matches("ens", "ens1") && !matches("e?", "e") && !matches("*0", "eth01"));
     assert!(matches("lo", "lo") && !matches("*", "lo"));
+}
+
+#[test]
+fn the_default_configuration_is_valid() {
+    let config = parse(include_str!("../../../deploy/limiter.toml")).unwrap();
+    assert_eq!(config.mode, Mode::Observe);
+    assert_eq!(config.warnings, []);
+    let names: Vec<_> = config.classes.iter().map(|class| class.name.as_str()).collect();
+    assert_eq!(names, ["amplification", "syn", "dns", "icmp", "rest"]);
+}
+
+/// The examples in it that are commented out are valid as well.
+#[test]
+fn the_examples_of_the_default_configuration_are_valid() {
+    let text = include_str!("../../../deploy/limiter.toml");
+    let is_toml = |line: &str| line.starts_with("[[") || line.contains(" = ");
+    let shown = text.lines().map(|line| match line.strip_prefix("# ") {
+        Some(example) if is_toml(example) => example,
+        _ => line,
+    });
+    let shown: Vec<_> = shown.collect();
+    let text = format!("{}\n[[interface]]\nname = \"eth1\"\n", shown.join("\n"));
+    let config = parse(&text).unwrap();
+    assert_eq!(config.warnings, []);
+    let entries = (config.prefixes.len(), config.exemptions.len(), config.blocks.len());
+    assert_eq!(entries, (1, 1, 1));
+}
+
+/// The rows `| `key` |` of the reference, with the table that their section is about.
+fn documented() -> BTreeSet<(String, String)> {
+    let mut rows = BTreeSet::new();
+    let mut table = None;
+    for line in include_str!("../../../docs/limiter.toml.md").lines() {
+        if let Some(heading) = line.strip_prefix("### ") {
+            let name = heading.split('`').nth(1).map(|name| name.trim_matches(['[', ']']));
+            table = name.or((heading == "Top level").then_some(""));
+        } else if let (Some(table), Some(row)) = (table, line.strip_prefix("| `"))
+            && let Some((key, _)) = row.split_once('`')
+        {
+            rows.insert((table.to_owned(), key.to_owned()));
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_reference_has_the_keys_that_there_are() {
+    let mut known = BTreeSet::new();
+    for (table, keys) in keys::TABLES {
+        // Budgets are described once.
+        let is_budget = table.ends_with(".packets") || table.ends_with(".bytes");
+        let table = if is_budget { "packets" } else { table };
+        known.extend(keys.iter().map(|key| (table.to_owned(), (*key).to_owned())));
+    }
+    assert_eq!(documented(), known);
 }
