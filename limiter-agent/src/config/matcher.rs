@@ -166,13 +166,17 @@ impl PortSet {
 /// For each of the 65,536 values, the classes that accept it as a set of bits. A class without such
 /// a matcher accepts all.
 pub(crate) fn accepting<'a>(sets: impl Iterator<Item = Option<&'a PortSet>>) -> Vec<u64> {
-    let mut accepting = vec![0; 1 << 16];
+    let (mut everywhere, mut ranges) = (0, Vec::new());
     for (order, set) in sets.enumerate() {
-        let whole = PortSet(vec![0..=u16::MAX]);
-        for range in &set.unwrap_or(&whole).0 {
-            for value in &mut accepting[usize::from(*range.start())..=usize::from(*range.end())] {
-                *value |= 1 << order;
-            }
+        match set {
+            None => everywhere |= 1 << order,
+            Some(set) => ranges.extend(set.0.iter().map(|range| (range, 1 << order))),
+        }
+    }
+    let mut accepting = vec![everywhere; 1 << 16];
+    for (range, class) in ranges {
+        for value in &mut accepting[usize::from(*range.start())..=usize::from(*range.end())] {
+            *value |= class;
         }
     }
     accepting

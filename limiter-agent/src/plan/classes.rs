@@ -40,12 +40,15 @@ pub(super) fn compile(classes: &[Class], settings: &mut Settings) -> Result<(), 
 fn dimension(sets: &[Option<PortSet>], table: &mut Dimension) -> Option<()> {
     table.absent = set(sets.iter().map(Option::is_none));
     let mut groups = HashMap::new();
-    for (group, classes) in table.groups.iter_mut().zip(accepting(sets.iter().map(Option::as_ref)))
-    {
+    let accepting = accepting(sets.iter().map(Option::as_ref));
+    let mut rest = &mut table.groups[..];
+    for run in accepting.chunk_by(|a, b| a == b) {
         let next = groups.len();
-        let place = *groups.entry(classes).or_insert(next);
-        *group = u8::try_from(place).ok()?;
-        table.classes[place] = classes;
+        let place = *groups.entry(run[0]).or_insert(next);
+        let (values, after) = rest.split_at_mut(run.len());
+        values.fill(u8::try_from(place).ok()?);
+        table.classes[place] = run[0];
+        rest = after;
     }
     Some(())
 }
