@@ -26,7 +26,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         array(sizes.prefixes, (TRIE_ENTRY + size_of::<PrefixKey>()).next_multiple_of(8)),
         array(sizes.policies, size_of::<Policy>()),
         array(sizes.limits, size_of::<Limits>()),
-        array(sizes.counters.cells(), size_of::<Count>()).saturating_mul(cpus()),
+        counters(sizes.counters.cells()),
         bytes(2 * size_of::<Settings>()),
         bytes(MAX_INTERFACES * value),
     ];
@@ -36,6 +36,12 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
 fn hash(entries: u32, contents: usize) -> u64 {
     let buckets = u64::from(entries).next_power_of_two().saturating_mul(bytes(HASH_BUCKET));
     array(entries, HASH_ENTRY + contents).saturating_add(buckets)
+}
+
+/// A pointer for each cell, and the cell once for each CPU.
+fn counters(cells: u32) -> u64 {
+    let copies = array(cells, size_of::<Count>()).saturating_mul(cpus());
+    array(cells, size_of::<usize>()).saturating_add(copies)
 }
 
 fn array(entries: u32, contents: usize) -> u64 {
