@@ -9,7 +9,8 @@ use serde::Serialize;
 use crate::cli::{CheckArgs, Failure};
 use crate::client::print;
 use crate::config::{Config, Diagnostic, LoadError};
-use crate::plan::{self, Host, HostInterface};
+use crate::memory::map_memory;
+use crate::plan::{self, Host, HostInterface, PlanError};
 use crate::status::bytes;
 
 /// What `--json` prints.
@@ -19,7 +20,8 @@ struct Verdict {
     valid: bool,
     errors: Vec<Diagnostic>,
     warnings: Vec<Diagnostic>,
-    /// Kernel memory that the maps will take; none if the file is not valid.
+    /// Kernel memory that the maps will take; none if the file is not valid, or if that depends on
+    /// the host's interfaces.
     map_memory_bytes: Option<u64>,
 }
 
@@ -39,8 +41,11 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
         eprintln!("warning: {warning}");
     }
     if verdict.valid {
-        let memory = bytes(verdict.map_memory_bytes.unwrap_or_default());
-        return print(&format!("{}: valid; its maps take about {memory}\n", verdict.file));
+        let memory = verdict.map_memory_bytes.map_or_else(
+            || "how much memory its maps take depends on the host's interfaces".to_owned(),
+            |memory| format!("its maps take about {} of kernel memory", bytes(memory)),
+        );
+        return print(&format!("{}: valid; {memory}\n", verdict.file));
     }
     let errors: Vec<_> = verdict.errors.iter().map(ToString::to_string).collect();
     Err(Failure::Request(errors.join("\n")))
@@ -50,13 +55,13 @@ fn judge(file: &Path) -> Result<Verdict, Failure> {
     let name = file.display().to_string();
     match Config::load(file) {
         Ok(config) => {
-            let memory = memory(&config)?;
+            let memory = memory(&config).map_err(|error| Failure::Request(error.to_string()))?;
             Ok(Verdict {
                 file: name,
                 valid: true,
                 errors: Vec::new(),
                 warnings: config.warnings,
-                map_memory_bytes: Some(memory),
+                map_memory_bytes: memory,
             })
         }
         Err(LoadError::Invalid(errors)) => Ok(Verdict {
@@ -70,15 +75,21 @@ fn judge(file: &Path) -> Result<Verdict, Failure> {
     }
 }
 
-/// The memory on a host that has one interface for each pattern of the file.
-fn memory(config: &Config) -> Result<u64, Failure> {
-    let interfaces = config.interfaces.iter().zip(1..).map(|(interface, ifindex)| {
-        let name = interface.name.as_str().replace(['*', '?'], "0");
+/// Plans the file for a host that has an interface for each pattern in it, which finds what does
+/// not fit the datapath, and says how much memory the maps take.
+fn memory(config: &Config) -> Result<Option<u64>, PlanError> {
+    let bound = config.exemptions.iter().filter_map(|exemption| exemption.interface.as_ref());
+    let patterns = config.interfaces.iter().map(|interface| &interface.name).chain(bound);
+    let interfaces = patterns.zip(1..).map(|(pattern, ifindex)| {
+        let name = pattern.as_str().replace(['*', '?'], "0");
         HostInterface { name, ifindex }
     });
     let host =
         Host { interfaces: interfaces.collect(), monotonic: Nanos(0), wall: SystemTime::now() };
-    let plan =
-        plan::plan(config, &host, None).map_err(|error| Failure::Request(error.to_string()))?;
-    Ok(plan.sizes.memory())
+    match plan::plan(config, &host, None) {
+        Ok(plan) => Ok(Some(map_memory(&plan.sizes))),
+        // The invented host may lack what the real one has.
+        Err(PlanError::NoInterface { .. } | PlanError::ExemptNowhere { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -8,6 +8,7 @@ pub mod client;
 pub mod config;
 pub mod datapath;
 pub mod host;
+pub mod memory;
 pub mod plan;
 pub mod run;
 pub mod status;

@@ -9,11 +9,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // Colour only on a terminal: the journal and files get plain lines.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).init();
-    match cli.run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("{failure}");
-            failure.code().into()
-        }
+    let Err(failure) = cli.run() else { return ExitCode::SUCCESS };
+    let text = failure.to_string();
+    if !text.is_empty() {
+        eprintln!("{text}");
     }
+    failure.code()
 }

@@ -42,6 +42,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let mut signals = Signals::new()?;
     // Before anything is attached: an address in use must not cost traffic.
     let metrics = listen(config.metrics).await?;
+    let address = metrics.local_addr().unwrap_or(config.metrics);
     let control = config.control.clone();
     let (socket, commands) =
         ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
@@ -53,7 +54,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
         spawn(metrics, api::readable(Arc::clone(&agent)), stopped.clone()),
         spawn(commands, api::writable(Arc::clone(&agent)), stopped),
     ];
-    info!("ready: commands on {}", control.display());
+    info!("ready: metrics on http://{address}/metrics, commands on {}", control.display());
 
     while signals.next().await == Event::Reload {
         agent.lock().await.reload().await;
@@ -82,8 +83,6 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     if !address.ip().is_loopback() {
         warn!("metrics on {address} can be read by everybody who reaches that address");
     }
-    let address = listener.local_addr().unwrap_or(address);
-    info!("metrics on http://{address}/metrics");
     Ok(listener)
 }
 

@@ -2,7 +2,7 @@
 
 use log::{info, warn};
 
-use crate::config::XdpMode;
+use crate::config::Xdp;
 use crate::datapath::{Datapath, DatapathError, LinkKind, foreign_program};
 use crate::host::{self, Link, RealMode, Refusal};
 use crate::plan::Guarded;
@@ -88,7 +88,7 @@ fn attach_one(
     // With `auto`, the error that is left is generic mode's.
     let attachment = datapath
         .attach(interface)
-        .map_err(|error| refusal(&error, interface.xdp == XdpMode::Native))?;
+        .map_err(|error| refusal(&error, interface.xdp == Xdp::Native))?;
     if let Some(error) = &attachment.native_refused {
         warn!("{}; attached in generic mode, which is slower", refusal(error, true));
     }
@@ -112,7 +112,7 @@ fn verify(interface: &Guarded, kind: LinkKind, links: &[Link]) -> Result<Attache
     let driver = host::driver(name).unwrap_or_default();
     let said = if driver.is_empty() { "unknown" } else { &driver };
     info!("attached to {name} (index {ifindex}, driver {said}): {mode} XDP");
-    if *xdp == XdpMode::Native && mode != RealMode::Native {
+    if *xdp == Xdp::Native && mode != RealMode::Native {
         warn!("{name}: native mode was asked for, and the kernel runs {mode}");
     }
     Ok(Attached {

@@ -17,9 +17,6 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     if old.control != new.control {
         changes.push(restart("[control] socket"));
     }
-    if old.table != new.table {
-        changes.push(restart("[table]"));
-    }
     for interface in &new.interfaces {
         let before = old.interfaces.iter().find(|before| before.name == interface.name);
         if before.is_some_and(|before| before.xdp != interface.xdp) {

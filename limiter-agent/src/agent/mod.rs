@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use log::{error, info, warn};
 
 use crate::cli::{Failure, ModeArg, RunArgs};
-use crate::config::{Config, Interface, Mode, Pattern, XdpMode};
+use crate::config::{Config, Interface, Mode, Pattern, Xdp};
 use crate::datapath::Datapath;
 use crate::host::{self, Link};
 use crate::plan::{self, Host, HostInterface, Plan};
@@ -138,9 +138,7 @@ impl Agent {
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
             .map_err(|error| request(vec![error.to_string()]))?;
-        if !plan.fits(self.datapath.sizes()) {
-            return Err(request(vec![TOO_LARGE.to_owned()]));
-        }
+        plan.fits(self.datapath.sizes()).map_err(|error| request(vec![error.to_string()]))?;
         let (news, gone) = self.moves(&plan);
         // New interfaces first: until the switch their packets are counted as of an unknown one.
         let attached = attach::attach(&mut self.datapath, &news, &links).await.map_err(machine)?;
@@ -185,7 +183,8 @@ impl Agent {
             Mode::Bypass => warn!("bypass: nothing is limited"),
         }
         for class in &config.classes {
-            if let Some(mode) = class.mode.filter(|mode| *mode != config.mode) {
+            let mode = report::mode(config, class);
+            if mode != config.mode {
                 info!("{mode}: class {}", class.name);
             }
         }
@@ -209,9 +208,6 @@ impl Agent {
         problems
     }
 }
-
-const TOO_LARGE: &str = "[table] sizes, or more classes, prefixes or interfaces than the maps were \
-                         made for, need new maps; restart the agent";
 
 fn host_of(links: &[Link]) -> Host {
     let (monotonic, wall) = host::clocks();
@@ -240,7 +236,7 @@ fn override_interfaces(config: &mut Config, names: &[String]) {
         let known = config.interfaces.iter().find(|known| known.name.matches(name));
         Interface {
             name: Pattern::new(name),
-            xdp: known.map_or(XdpMode::Native, |known| known.xdp),
+            xdp: known.map_or(Xdp::Native, |known| known.xdp),
             line: known.map_or(0, |known| known.line),
         }
     });

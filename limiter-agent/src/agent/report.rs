@@ -1,14 +1,15 @@
 //! The agent's state for `status` and for metrics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
 use limiter_common::abi::{ABI_VERSION, Count};
 
 use super::Agent;
-use crate::config::{Budget, Config, FaultAction};
+use crate::config::{self, Budget, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind};
+use crate::memory::map_memory;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, Status, Table, Total,
     utc,
@@ -80,7 +81,7 @@ impl Agent {
                 .capacities()
                 .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
                 .to_vec(),
-            map_memory_bytes: self.datapath.sizes().memory(),
+            map_memory_bytes: map_memory(self.datapath.sizes()),
             config: ConfigState {
                 path: self.args.config.display().to_string(),
                 loaded: utc(self.loaded),
@@ -91,12 +92,15 @@ impl Agent {
     }
 
     fn packets(&self) -> Result<Vec<PacketCount>, DatapathError> {
-        let names = &self.plan.names;
+        let slots: HashMap<_, _> =
+            self.plan.names.slots().map(|(name, slot)| (slot, name)).collect();
+        let classes: HashMap<_, _> =
+            self.plan.names.classes().map(|(name, id)| (id, name)).collect();
         let counters = self.datapath.counters()?;
         let rows = counters.into_iter().map(|(outcome, count)| PacketCount {
-            interface: names.interface(outcome.slot).unwrap_or("unknown").to_owned(),
+            interface: (*slots.get(&outcome.slot).unwrap_or(&"unknown")).to_owned(),
             family: outcome.family.label(),
-            class: names.class(outcome.class).unwrap_or("none").to_owned(),
+            class: (*classes.get(&outcome.class).unwrap_or(&"none")).to_owned(),
             reason: outcome.reason.label(),
             action: outcome.action.label(),
             count,
@@ -138,13 +142,22 @@ pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str)
     ]
 }
 
+/// The mode that a class is in: its own, the global one where it has none, and no other than bypass
+/// when that is the global one (as [`plan`](crate::plan::plan) has it).
+pub(super) fn mode(config: &Config, class: &config::Class) -> Mode {
+    match config.mode {
+        Mode::Bypass => Mode::Bypass,
+        Mode::Observe | Mode::Enforce => class.mode.unwrap_or(config.mode),
+    }
+}
+
 fn classes(config: &Config) -> Vec<Class> {
     let limit = |budget: Option<Budget>| {
         budget.map(|it| Limit { per_second: it.rate.per_second(), burst: it.burst })
     };
     let classes = config.classes.iter().map(|class| Class {
         name: class.name.clone(),
-        mode: class.mode.unwrap_or(config.mode).to_string(),
+        mode: mode(config, class).to_string(),
         packets: limit(class.allowance.packets),
         bytes: limit(class.allowance.bytes),
     });

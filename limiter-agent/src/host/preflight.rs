@@ -39,7 +39,8 @@ pub enum Unfit {
     /// Another program is where ours would go.
     #[error(
         "{interface} already has an XDP program that somebody else attached: id {program}{}; stop \
-         what attached it, or remove it with `ip link set dev {interface} xdp off`",
+         what attached it (`bpftool link` and `bpftool prog show id {program}` name its process) \
+         or, if that is gone, `ip link set dev {interface} xdp off`",
         name.as_ref().map(|name| format!(", named {name}")).unwrap_or_default()
     )]
     Claimed {

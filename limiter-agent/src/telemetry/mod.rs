@@ -200,7 +200,7 @@ mod tests {
             mode: "enforce",
             failure_policies: vec![("malformed", "drop"), ("table_full", "pass")],
             reload_successful: false,
-            reload_success: SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),
+            reload_success: SystemTime::UNIX_EPOCH + Duration::from_hours(500_000),
             exemptions: 2,
             blocks: 0,
             version: "0.1.0",
