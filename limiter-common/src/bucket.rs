@@ -102,6 +102,7 @@ fn stale_beyond(cost: u64, tolerance: u64) -> u64 {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_precision_loss, reason = "ratios")]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     use std::thread;

@@ -330,8 +330,8 @@ fn class_names() {
 fn the_catch_all() {
     let no_last = with("match = { protocol = \"tcp\" }");
     one_error(&no_last, "6:9: class[0] \"rest\" match", &["add a last class without a match"]);
-    let not_last = with_class(PACKETS);
-    one_error(&not_last, "3:1: class[0] \"dns\"", &["can never match", "make it the last"]);
+    let early = with_class(PACKETS);
+    one_error(&early, "3:1: class[0] \"dns\"", &["can never match", "make it the last"]);
 }
 
 #[test]

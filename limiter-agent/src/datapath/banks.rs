@@ -47,13 +47,18 @@ impl Banks {
         write_policies(ebpf, bank, sizes, plan)?;
         let limits = base(bank, sizes.limits);
         write(&mut array::<Limits>(ebpf, map::LIMITS)?, map::LIMITS, limits, &plan.limits)?;
-        let settings = Settings {
+        let settings = Box::new(Settings {
             epoch,
             bank: bank.index(),
             policies: base(bank, sizes.policies),
             ..*plan.settings
-        };
-        write(&mut array(ebpf, map::SETTINGS)?, map::SETTINGS, bank.index(), &[settings])?;
+        });
+        write(
+            &mut array(ebpf, map::SETTINGS)?,
+            map::SETTINGS,
+            bank.index(),
+            std::slice::from_ref(&*settings),
+        )?;
 
         write(&mut array::<u32>(ebpf, map::ACTIVE)?, map::ACTIVE, 0, &[bank.index()])?;
         self.active = Some(bank);
@@ -72,7 +77,7 @@ impl Banks {
         let map = ebpf.map_mut(map::PREFIXES).ok_or(DatapathError::MissingMap(map::PREFIXES))?;
         let mut trie: LpmTrie<&mut MapData, PrefixKey, PolicyId> =
             map.try_into().map_err(failed)?;
-        let number = if bank == Bank::First { 0 } else { 1 };
+        let number = u8::from(bank == Bank::Second);
         let written = &mut self.prefixes[usize::from(number)];
         let wanted: HashSet<_> = plan
             .prefixes

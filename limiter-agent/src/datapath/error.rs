@@ -44,10 +44,12 @@ impl DatapathError {
     #[must_use]
     pub fn attach_errno(&self) -> Option<i32> {
         let Self::Attach { source, .. } = self else { return None };
-        match source {
-            ProgramError::SyscallError(error) => error.io_error.raw_os_error(),
-            ProgramError::XdpError(XdpError::NetlinkError(error)) => error.raw_os_error(),
-            _ => None,
+        if let ProgramError::SyscallError(error) = source {
+            error.io_error.raw_os_error()
+        } else if let ProgramError::XdpError(XdpError::NetlinkError(error)) = source {
+            error.raw_os_error()
+        } else {
+            None
         }
     }
 

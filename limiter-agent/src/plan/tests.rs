@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use limiter_common::abi::{ClassId, Exemptions, Ingress, LimitsIndex};
+use limiter_common::abi::{AddressFamily, ClassId, Exemptions, Ingress, LimitsIndex};
 use limiter_common::classify::classify;
 use limiter_common::packet::{Frame, Packet, parse};
 use proptest::collection::vec;
@@ -408,10 +408,12 @@ fn with_entries(entries: &[Entry]) -> Config {
 /// What a longest-prefix match finds.
 fn look_up<'a>(plan: &'a Plan, address: IpAddr) -> Option<&'a Policy> {
     let covers = |prefix: &&Prefix| {
-        let bytes = prefix.address.bytes;
-        let net = match prefix.address.family {
-            4 => IpAddr::from([bytes[0], bytes[1], bytes[2], bytes[3]]),
-            _ => IpAddr::from(bytes),
+        let SourceAddress { family, high, low } = prefix.address;
+        let net = match family {
+            AddressFamily::Ipv4 => IpAddr::from(((high >> 32) as u32).to_be_bytes()),
+            AddressFamily::Ipv6 => {
+                IpAddr::from((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+            }
         };
         IpNet::new(net, u8::try_from(prefix.bits).unwrap()).unwrap().contains(&address)
     };

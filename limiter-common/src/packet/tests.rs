@@ -22,10 +22,8 @@ fn ethernet(kind: EtherType) -> Vec<u8> {
 }
 
 fn ip(frame: &[u8]) -> Packet {
-    match parse(frame) {
-        Frame::Ip(packet) => packet,
-        other => panic!("{other:?}"),
-    }
+    let Frame::Ip(packet) = parse(frame) else { panic!("{:?}", parse(frame)) };
+    packet
 }
 
 fn udp() -> Vec<u8> {
@@ -242,8 +240,8 @@ fn tcp_headers_are_checked_for_their_own_length() {
 #[test]
 fn sources_have_spaces_of_their_own() {
     let of = |address: &str| {
-        let address = u128::from(address.parse::<std::net::Ipv6Addr>().unwrap());
-        Source::ipv6((address >> 64) as u64, address as u64)
+        let SourceAddress { high, low, .. } = address.parse::<std::net::Ipv6Addr>().unwrap().into();
+        Source::ipv6(high, low)
     };
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
