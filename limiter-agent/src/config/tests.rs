@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// 2026-11-30T00:00:00Z.
@@ -714,4 +716,25 @@ fn the_reference_has_the_keys_that_there_are() {
         known.extend(keys.iter().map(|key| (table.to_owned(), (*key).to_owned())));
     }
     assert_eq!(documented(), known);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Whatever is cut out of a file or put into it, reading it ends, and an error has its place.
+    #[test]
+    fn a_mangled_file_is_read_or_refused(
+        at in 0..FULL.len(),
+        length in 0_usize..40,
+        put in prop::sample::select(vec!["", "\"", "é", "0", "[", "}", "\n", "= 99999999999999999999"]),
+    ) {
+        let (before, after) = FULL.split_at(at);
+        let after = after.get(length..).unwrap_or_default();
+        if let Err(errors) = parse(&format!("{before}{put}{after}")) {
+            prop_assert!(!errors.as_slice().is_empty());
+            for error in errors.as_slice() {
+                prop_assert!(error.line > 0 && error.column > 0 && !error.cause.is_empty());
+                prop_assert!(!error.cure.is_empty());
+            }
+        }
+    }
 }
