@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// 2026-11-30T00:00:00Z.
 fn now() -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_996_800)
+    SystemTime::UNIX_EPOCH + Duration::from_hours(498_888)
 }
 
 fn parse(text: &str) -> Result<Config, ConfigErrors> {
@@ -166,7 +168,7 @@ fn every_key_is_read() {
     assert_eq!(scaled.limits[1].packets, twenty.packets().unwrap());
     assert!(own.limits[1].bytes.is_limited());
     assert_eq!(own.limits[0], amplification.limits);
-    assert_eq!(config.exemptions[0].expires, Some(now() + Duration::from_secs(32 * 86_400 - 3600)));
+    assert_eq!(config.exemptions[0].expires, Some(now() + Duration::from_hours(32 * 24 - 1)));
     assert!(config.exemptions[1].is_spoofable());
     assert_eq!(config.blocks[0].cidr.to_string(), "198.51.100.7/32");
     let warnings: Vec<_> = config.warnings.iter().map(ToString::to_string).collect();
@@ -311,7 +313,8 @@ fn interfaces() {
     one_error(&long, "7:8: interface[1] \"a-very-long-name\" name", &["at most 15 characters"]);
     let xdp = with("[[interface]]\nname = \"eth1\"\nxdp = \"nativ\"");
     one_error(&xdp, "8:7: interface[1] \"eth1\" xdp", &["\"native\" or \"generic\" or \"auto\""]);
-    let many: String = (1..=31).map(|i| format!("[[interface]]\nname = \"e{i}\"\n")).collect();
+    let entry = |i| format!("[[interface]]\nname = \"e{i}\"");
+    let many = (1..=31).map(entry).collect::<Vec<_>>().join("\n");
     one_error(&with(&many), "66:1: interface[31] \"e31\"", &["more than 31", "glob"]);
 }
 
@@ -709,9 +712,29 @@ fn the_reference_has_the_keys_that_there_are() {
     let mut known = BTreeSet::new();
     for (table, keys) in keys::TABLES {
         // Budgets are described once.
-        let is_budget = table.ends_with(".packets") || table.ends_with(".bytes");
-        let table = if is_budget { "packets" } else { table };
+        let table = if keys == &["rate", "burst"] { "packets" } else { table };
         known.extend(keys.iter().map(|key| (table.to_owned(), (*key).to_owned())));
     }
     assert_eq!(documented(), known);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Whatever is cut out of a file or put into it, reading it ends, and an error has its place.
+    #[test]
+    fn a_mangled_file_is_read_or_refused(
+        at in 0..FULL.len(),
+        length in 0_usize..40,
+        put in prop::sample::select(vec!["", "\"", "é", "0", "[", "}", "\n", "= 99999999999999999999"]),
+    ) {
+        let (before, after) = FULL.split_at(at);
+        let after = after.get(length..).unwrap_or_default();
+        if let Err(errors) = parse(&format!("{before}{put}{after}")) {
+            prop_assert!(!errors.as_slice().is_empty());
+            for error in errors.as_slice() {
+                prop_assert!(error.line > 0 && error.column > 0 && !error.cause.is_empty());
+                prop_assert!(!error.cure.is_empty());
+            }
+        }
+    }
 }

@@ -109,9 +109,8 @@ fn numbers_stay_and_a_larger_configuration_needs_a_restart() {
     assert_eq!(first.sizes.counters.classes, 17);
     assert_eq!(first.sizes.counters.slots, 5);
 
-    let blocks: String = (0..1100)
-        .map(|i| format!("[[block]]\ncidr = \"10.0.{}.{}\"\n", i / 256, i % 256))
-        .collect();
+    let block = |i| format!("[[block]]\ncidr = \"10.0.{}.{}\"", i / 256, i % 256);
+    let blocks = (0..1100).map(block).collect::<Vec<_>>().join("\n");
     let many = plan(&config(&blocks), &host(&["eth0"]), Some(&first.names)).unwrap();
     assert_eq!(many.prefixes.len(), 1100);
     assert_eq!(many.policies.len(), 1, "equal policies share a record");
@@ -130,7 +129,7 @@ fn expiry_is_on_the_clock_of_the_datapath() {
          \"11.0.0.0/8\"\n[[block]]\ncidr = \"12.0.0.0/8\"\nexpires = 1970-01-01T23:59:59Z",
     );
     let mut host = host(&["eth0"]);
-    host.wall = WALL + Duration::from_secs(86_400);
+    host.wall = WALL + Duration::from_hours(24);
     let plan = plan(&config, &host, None).unwrap();
     let until: Vec<_> = plan.policies.iter().map(|policy| policy.blocked_until).collect();
     assert_eq!(until, [Nanos(BOOTED + 60_000_000_000), Nanos::NEVER]);
@@ -277,7 +276,7 @@ fn classes(matchers: &[Match]) -> Vec<Class> {
 fn packet(frame: &[u8]) -> Packet {
     match parse(frame) {
         Frame::Ip(packet) => packet,
-        other => panic!("{other:?}"),
+        Frame::NonIp | Frame::Neighbour(_) | Frame::Malformed(_) => panic!("{frame:x?}"),
     }
 }
 
@@ -406,7 +405,7 @@ fn with_entries(entries: &[Entry]) -> Config {
 }
 
 /// What a longest-prefix match finds.
-fn look_up<'a>(plan: &'a Plan, address: IpAddr) -> Option<&'a Policy> {
+fn look_up(plan: &Plan, address: IpAddr) -> Option<&Policy> {
     let covers = |prefix: &&Prefix| {
         let SourceAddress { family, high, low } = prefix.address;
         let net = match family {
