@@ -92,13 +92,6 @@ fn attach_one(
     if let Some(error) = &attachment.native_refused {
         warn!("{}; attached in generic mode, which is slower", refusal(error, true));
     }
-    if attachment.kind == LinkKind::Netlink {
-        warn!(
-            "{}: the kernel gave no bpf_link; attached over netlink, so the program stays when \
-             the agent is killed (remove it with `ip link set dev {0} xdp off`)",
-            link.name
-        );
-    }
     Ok(attachment.kind)
 }
 
@@ -112,6 +105,13 @@ fn verify(interface: &Guarded, kind: LinkKind, links: &[Link]) -> Result<Attache
     let driver = host::driver(name).unwrap_or_default();
     let said = if driver.is_empty() { "unknown" } else { &driver };
     info!("attached to {name} (index {ifindex}, driver {said}): {mode} XDP");
+    if kind == LinkKind::Netlink {
+        warn!(
+            "{name}: the kernel gave no bpf_link; attached over netlink, so the program stays if \
+             the agent is killed (`ip link set dev {name} {} off` removes it)",
+            mode.keyword()
+        );
+    }
     if *xdp == Xdp::Native && mode != RealMode::Native {
         warn!("{name}: native mode was asked for, and the kernel runs {mode}");
     }

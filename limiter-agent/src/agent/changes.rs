@@ -65,3 +65,52 @@ fn lists(old: &Config, new: &Config, changes: &mut Vec<String>) {
     note("faults", old.faults != new.faults, 0, 0);
     note("neighbour cap", old.neighbours != new.neighbours, 0, 0);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    const BASE: &str = r#"
+mode = "observe"
+[[interface]]
+name = "eth0"
+[[class]]
+name = "dns"
+match = { protocol = "udp", ports = [53] }
+packets = { rate = "10/s", burst = 10 }
+[[class]]
+name = "rest"
+packets = { rate = "10/s", burst = 10 }
+"#;
+
+    fn changes(from: &str, to: &str) -> Vec<String> {
+        let config =
+            |text: &str| Config::parse("test", text, SystemTime::UNIX_EPOCH).expect("is valid");
+        between(&config(BASE), &config(&BASE.replace(from, to)))
+    }
+
+    #[test]
+    fn each_difference_is_named_once() {
+        let block = "\n[[block]]\ncidr = \"192.0.2.0/24\"\n[[class]]\nname = \"rest\"";
+        for (from, to, expected) in [
+            ("observe", "enforce", "mode observe → enforce"),
+            ("burst = 10 }\n[[class]]", "burst = 20 }\n[[class]]", "class dns changed"),
+            ("[[class]]\nname = \"rest\"", block, "blocks: 0 → 1"),
+            (
+                "\"eth0\"",
+                "\"eth0\"\nxdp = \"generic\"",
+                "xdp of interface eth0 changed: takes effect when the agent restarts",
+            ),
+        ] {
+            assert_eq!(changes(from, to), [expected]);
+        }
+        assert_eq!(changes("\"dns\"", "\"name\""), ["class name added", "class dns removed"]);
+    }
+
+    #[test]
+    fn what_only_moved_is_no_change() {
+        assert!(changes("[[interface]]", "# a comment\n\n[[interface]]").is_empty());
+    }
+}

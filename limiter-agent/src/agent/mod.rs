@@ -14,7 +14,7 @@ use crate::cli::{Failure, ModeArg, RunArgs};
 use crate::config::{Config, Interface, Mode, Pattern, Xdp};
 use crate::datapath::Datapath;
 use crate::host::{self, Link};
-use crate::plan::{self, Host, HostInterface, Plan};
+use crate::plan::{self, Host, HostInterface, Plan, PlanError};
 use crate::status::{Reload, utc};
 
 use attach::Attached;
@@ -74,7 +74,7 @@ impl Agent {
         let machine = |error: String| Failure::Machine(error);
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), None)
-            .map_err(|error| machine(error.to_string()))?;
+            .map_err(|error| machine(unplannable(&error)))?;
         let mut datapath = Datapath::load(&plan).map_err(|error| machine(error.to_string()))?;
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
@@ -137,7 +137,7 @@ impl Agent {
         let config = load_config(&self.args).map_err(request)?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
-            .map_err(|error| request(vec![error.to_string()]))?;
+            .map_err(|error| request(vec![unplannable(&error)]))?;
         plan.fits(self.datapath.sizes()).map_err(|error| request(vec![error.to_string()]))?;
         let (news, gone) = self.moves(&plan);
         // New interfaces first: until the switch their packets are counted as of an unknown one.
@@ -209,6 +209,17 @@ impl Agent {
     }
 }
 
+/// An interface that was named on the command line has no line in the file.
+fn unplannable(error: &PlanError) -> String {
+    if let PlanError::NoInterface { line: 0, pattern, present, .. } = error {
+        return format!(
+            "--interface {pattern}: this host has no such interface; it has {present}: write one \
+             of these, or create the interface first"
+        );
+    }
+    error.to_string()
+}
+
 fn host_of(links: &[Link]) -> Host {
     let (monotonic, wall) = host::clocks();
     let interfaces = links
@@ -241,4 +252,40 @@ fn override_interfaces(config: &mut Config, names: &[String]) {
         }
     });
     config.interfaces = interfaces.collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+mode = "observe"
+[[interface]]
+name = "eth*"
+xdp = "auto"
+[[class]]
+name = "rest"
+packets = { rate = "10/s", burst = 10 }
+mode = "enforce"
+"#;
+
+    fn config() -> Config {
+        Config::parse("test", TEXT, SystemTime::UNIX_EPOCH).expect("is valid")
+    }
+
+    #[test]
+    fn a_mode_on_the_command_line_outranks_that_of_a_class() {
+        let mut config = config();
+        override_mode(&mut config, ModeArg::Observe);
+        assert_eq!(report::mode(&config, &config.classes[0]), Mode::Observe);
+    }
+
+    #[test]
+    fn an_interface_on_the_command_line_keeps_its_entrys_xdp() {
+        let mut config = config();
+        override_interfaces(&mut config, &["eth7".to_owned(), "wan".to_owned()]);
+        let interfaces: Vec<_> =
+            config.interfaces.iter().map(|it| (it.name.as_str(), it.xdp)).collect();
+        assert_eq!(interfaces, [("eth7", Xdp::Auto), ("wan", Xdp::Native)]);
+    }
 }

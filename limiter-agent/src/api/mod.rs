@@ -95,12 +95,18 @@ async fn status(State(agent): State<Shared>) -> Response {
 
 async fn reload(State(agent): State<Shared>) -> Response {
     let (reload, blame) = agent.lock().await.reload().await;
-    let code = match blame {
+    let (code, detail) = match blame {
         None => return Json(reload).into_response(),
-        Some(Blame::Request) => StatusCode::UNPROCESSABLE_ENTITY,
-        Some(Blame::Machine) => StatusCode::INTERNAL_SERVER_ERROR,
+        Some(Blame::Request) => (
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "the configuration was not taken; the old settings stay",
+        ),
+        Some(Blame::Machine) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the configuration could not be put in force; the old settings stay",
+        ),
     };
-    problem(code, "the configuration was not taken; the old settings stay", reload.errors)
+    problem(code, detail, reload.errors)
 }
 
 fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {

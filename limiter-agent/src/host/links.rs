@@ -73,6 +73,17 @@ impl RealMode {
             Self::Multiple => "multiple",
         }
     }
+
+    /// The word for it in `ip link set dev NAME … off`, which removes no program of another mode.
+    #[must_use]
+    pub const fn keyword(self) -> &'static str {
+        match self {
+            Self::Native => "xdpdrv",
+            Self::Generic => "xdpgeneric",
+            Self::Offload => "xdpoffload",
+            Self::Multiple => "xdp",
+        }
+    }
 }
 
 impl fmt::Display for RealMode {

@@ -7,7 +7,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::sys::utsname::uname;
 use thiserror::Error;
 
-use super::Link;
+use super::{Link, RealMode};
 
 /// Where the BPF file system belongs.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -40,12 +40,15 @@ pub enum Unfit {
     #[error(
         "{interface} already has an XDP program that somebody else attached: id {program}{}; stop \
          what attached it (`bpftool link` and `bpftool prog show id {program}` name its process) \
-         or, if that is gone, `ip link set dev {interface} xdp off`",
-        name.as_ref().map(|name| format!(", named {name}")).unwrap_or_default()
+         or, if that is gone, `ip link set dev {interface} {} off`",
+        name.as_ref().map(|name| format!(", named {name}")).unwrap_or_default(),
+        mode.keyword()
     )]
     Claimed {
         /// The interface.
         interface: String,
+        /// How it is attached.
+        mode: RealMode,
         /// The program's id.
         program: u32,
         /// Its name, if it has one.
@@ -71,11 +74,9 @@ pub fn preflight() -> Result<(), Unfit> {
 /// # Errors
 /// [`Unfit::Claimed`] if one is.
 pub fn unclaimed(link: &Link, name_of: impl Fn(u32) -> Option<String>) -> Result<(), Unfit> {
-    if link.xdp.is_none() {
-        return Ok(());
-    }
+    let Some(mode) = link.xdp else { return Ok(()) };
     let program = link.program.unwrap_or_default();
-    Err(Unfit::Claimed { interface: link.name.clone(), program, name: name_of(program) })
+    Err(Unfit::Claimed { interface: link.name.clone(), mode, program, name: name_of(program) })
 }
 
 fn capabilities(held: impl Fn(Capability) -> bool) -> Result<(), Unfit> {
@@ -135,13 +136,14 @@ mod tests {
     fn a_foreign_program_is_named_with_its_fix() {
         let link = Link {
             name: "eth0".into(),
-            xdp: Some(super::super::RealMode::Native),
+            xdp: Some(RealMode::Generic),
             program: Some(42),
             ..Link::default()
         };
         let text = unclaimed(&link, |_| Some("other".into())).expect_err("claimed").to_string();
         assert!(
-            text.contains("id 42, named other") && text.contains("ip link set dev eth0 xdp off"),
+            text.contains("id 42, named other")
+                && text.contains("ip link set dev eth0 xdpgeneric off"),
             "{text}"
         );
     }
