@@ -6,5 +6,6 @@ pub mod agent;
 pub mod client;
 pub mod frames;
 pub mod generator;
+pub mod model;
 pub mod netns;
 pub mod vm;

@@ -150,6 +150,18 @@ impl PrefixKey {
             ],
         }
     }
+
+    /// The address.
+    #[must_use]
+    pub fn address(&self) -> SourceAddress {
+        let [a, b, c, d] = self.address.map(|quarter| u64::from(u32::from_be(quarter)));
+        let family = if self.family == AddressFamily::Ipv4 as u8 {
+            AddressFamily::Ipv4
+        } else {
+            AddressFamily::Ipv6
+        };
+        SourceAddress { family, high: a << 32 | b, low: c << 32 | d }
+    }
 }
 
 const _: () = assert!(size_of::<PrefixKey>() == 20);

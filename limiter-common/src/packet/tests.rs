@@ -211,6 +211,7 @@ fn tags_are_looked_through_up_to_two() {
     assert_eq!(ip(&two), ip(&plain));
     assert_eq!(parse(three.as_slice()), Frame::NonIp);
     assert_eq!(parse(&two[..17]), Frame::Malformed(Family::Other));
+    assert_eq!(parse(&plain[..13]), Frame::Malformed(Family::Other));
 }
 
 #[test]

@@ -1,0 +1,162 @@
+//! A loaded object with a model beside it.
+
+pub(crate) mod frame;
+
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use aya::programs::{TestRun as _, TestRunOptions};
+use limiter_agent::{
+    config::Config,
+    datapath::Datapath,
+    plan::{Host, HostInterface, Plan, plan},
+};
+use limiter_common::{
+    Action, Family, Outcome, Reason,
+    abi::{ClassId, Count, Slot},
+    time::Nanos,
+};
+use limiter_tests::{generator::monotonic, model::Model, netns::Netns};
+
+/// The object loaded with a configuration, and a model of it; attached to nothing.
+pub(crate) struct Bench {
+    netns: Netns,
+    datapath: Datapath,
+    model: Model,
+    plan: Plan,
+    runs: u64,
+    _stats: std::os::fd::OwnedFd,
+}
+
+impl Bench {
+    /// The interface that `BPF_PROG_TEST_RUN` receives on: the loopback of the namespace.
+    pub(crate) const IFINDEX: u32 = 1;
+
+    /// Loads `config` for a host with these interfaces.
+    pub(crate) fn new(config: &str, interfaces: &[(&str, u32)]) -> Result<Self> {
+        let config = Config::parse("table.toml", config, SystemTime::now())?;
+        let host = Host {
+            interfaces: interfaces
+                .iter()
+                .map(|(name, ifindex)| HostInterface { name: (*name).into(), ifindex: *ifindex })
+                .collect(),
+            monotonic: now()?,
+            wall: SystemTime::now(),
+        };
+        let plan = plan(&config, &host, None)?;
+        let stats = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
+        let datapath = Datapath::load(&plan)?;
+        let netns = Netns::new("table")?;
+        netns.ip(&["link", "set", "lo", "up"])?;
+        let model = Model::new(&plan);
+        Ok(Self { netns, datapath, model, plan, runs: 0, _stats: stats })
+    }
+
+    /// The outcome with these labels.
+    pub(crate) fn outcome(
+        &self,
+        interface: &str,
+        (family, class, reason, action): (Family, &str, Reason, Action),
+    ) -> Outcome {
+        let slot = self.plan.interfaces.iter().find(|known| known.name == interface);
+        let slot = slot.map_or(Slot::UNKNOWN, |known| known.slot);
+        let class = if class == "none" { ClassId::NONE } else { self.plan.names.class(class) };
+        Outcome { slot, family, class, reason, action }
+    }
+
+    /// Sends the frames, and checks each verdict and the counters against what is expected.
+    pub(crate) fn check(&mut self, frames: &[Vec<u8>], expected: &[Outcome]) -> Result<()> {
+        let before = self.datapath.counters()?;
+        for (number, (frame, expected)) in frames.iter().zip(expected).enumerate() {
+            let outcome = self.compare(frame).with_context(|| format!("frame {number}"))?;
+            ensure!(
+                outcome == *expected,
+                "frame {number}: expected {expected:?}, the host decided {outcome:?}"
+            );
+        }
+        let after = self.datapath.counters()?;
+        let count = |counters: &[(Outcome, Count)], outcome: &Outcome| {
+            let found = counters.iter().find(|(known, _)| known == outcome);
+            found.map(|(_, count)| *count).unwrap_or_default()
+        };
+        let moved: Vec<_> =
+            after.iter().filter(|(outcome, new)| count(&before, outcome) != *new).collect();
+        for (outcome, new) in moved {
+            let old = count(&before, outcome);
+            let (mut packets, mut bytes) = (0, 0);
+            for (frame, _) in frames.iter().zip(expected).filter(|(_, e)| *e == outcome) {
+                packets += 1;
+                bytes += frame.len() as u64;
+            }
+            let delta = (new.packets - old.packets, new.bytes - old.bytes);
+            ensure!(
+                delta == (packets, bytes),
+                "{outcome:?} moved by {delta:?}, not {packets}, {bytes}"
+            );
+        }
+        let sum =
+            |counters: &[(Outcome, Count)]| counters.iter().map(|(_, c)| c.packets).sum::<u64>();
+        let delta = sum(&after) - sum(&before);
+        ensure!(delta == frames.len() as u64, "{delta} packets counted of {}", frames.len());
+        Ok(())
+    }
+
+    /// Sends one frame through the kernel and through the model; the verdicts must be the same.
+    pub(crate) fn compare(&mut self, frame: &[u8]) -> Result<Outcome> {
+        let verdict = self.test_run(frame)?;
+        // What the kernel does not take as a frame, it never shows to the program.
+        let outcome = self.model.receive(frame, Self::IFINDEX, now()?);
+        if verdict != (outcome.action == Action::Drop) {
+            bail!(
+                "the kernel {} it, the host decided {outcome:?}; {frame:02x?}",
+                if verdict { "dropped" } else { "passed" }
+            );
+        }
+        Ok(outcome)
+    }
+
+    /// Every counter of the kernel is the model's.
+    pub(crate) fn check_counters(&self) -> Result<()> {
+        let counters = self.datapath.counters()?;
+        ensure!(
+            counters.len() == self.model.outcomes(),
+            "{} cells, not {}",
+            counters.len(),
+            self.model.outcomes()
+        );
+        for (outcome, count) in counters {
+            let expected = self.model.count(&outcome);
+            ensure!(count == expected, "{outcome:?}: {count:?}, the host counted {expected:?}");
+        }
+        Ok(())
+    }
+
+    /// The sum over all counters is the program's run count, and what was sent.
+    pub(crate) fn check_run_count(&self) -> Result<()> {
+        let counted: u64 = self.datapath.counters()?.iter().map(|(_, count)| count.packets).sum();
+        let run = self.datapath.program()?.info()?.run_count();
+        ensure!(
+            counted == run && run == self.runs,
+            "{counted} counted, {run} run, {} sent",
+            self.runs
+        );
+        Ok(())
+    }
+
+    /// Whether the program drops the frame.
+    fn test_run(&mut self, frame: &[u8]) -> Result<bool> {
+        let program = self.datapath.program()?;
+        let options = TestRunOptions { data_in: Some(frame), ..TestRunOptions::new() };
+        let result = self.netns.run(move || program.test_run(options))?;
+        self.runs += 1;
+        match result.return_value {
+            1 => Ok(true),
+            2 => Ok(false),
+            other => bail!("XDP action {other}"),
+        }
+    }
+}
+
+fn now() -> Result<Nanos> {
+    Ok(Nanos(u64::try_from(monotonic()?.as_nanos())?))
+}
