@@ -275,6 +275,17 @@ impl Metrics {
     }
 }
 
+/// The agent's binary. Cargo does not tell one package where another's binary is, but puts it
+/// beside ours; under cargo's test programs it is built first.
+///
+/// # Errors
+/// If it is not there and cannot be built.
+pub fn binary() -> Result<&'static Path> {
+    static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let found = BINARY.get_or_init(|| find_binary().map_err(|error| format!("{error:#}")));
+    found.as_deref().map_err(|error| anyhow!("{error}"))
+}
+
 fn sample(line: &str) -> Result<((String, Labels), f64)> {
     let end = line.find(['{', ' ']).context("no value")?;
     let (name, mut rest) = line.split_at(end);
@@ -320,14 +331,6 @@ fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
     let status = head.split(' ').nth(1).context("no HTTP status")?;
     Ok((status.parse()?, body.to_owned()))
-}
-
-/// The agent's binary. Cargo does not tell one package where another's binary is, but puts it
-/// beside ours.
-fn binary() -> Result<&'static Path> {
-    static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let found = BINARY.get_or_init(|| find_binary().map_err(|error| format!("{error:#}")));
-    found.as_deref().map_err(|error| anyhow!("{error}"))
 }
 
 fn find_binary() -> Result<PathBuf> {

@@ -1,0 +1,161 @@
+//! The agent's life in a namespace, as an operator sees it: start, reload, end.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+use limiter_tests::{
+    agent::{Agent, Metrics},
+    netns::{Interface, Netns, VethOptions, veth},
+};
+
+const OBSERVE: &str = r#"
+mode = "observe"
+
+[[interface]]
+name = "edge0"
+
+[[class]]
+name = "rest"
+packets = { rate = "1000/s", burst = 1000 }
+"#;
+
+/// A guarded interface, and the other end of its cable, which has to live as long.
+fn edge() -> Result<(Interface, Interface)> {
+    veth((&Netns::new("edge")?, "edge0"), (&Netns::new("peer")?, "peer0"), VethOptions::default())
+}
+
+/// Whether an XDP program is attached.
+fn is_guarded(edge: &Interface) -> Result<bool> {
+    Ok(edge.netns.ip(&["link", "show", "dev", &edge.name])?.contains("prog/xdp"))
+}
+
+fn wait_for(agent: &Agent, holds: impl Fn(&Metrics) -> bool) -> Result<()> {
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while !holds(&agent.metrics()?) {
+        if Instant::now() > give_up {
+            bail!("never came about; the agent's log:\n{}", agent.log());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn is_mode(mode: &'static str) -> impl Fn(&Metrics) -> bool {
+    move |metrics| metrics.sum("limiter_mode", &[("mode", mode)]) > 0.5
+}
+
+fn reloads_are_good(good: bool) -> impl Fn(&Metrics) -> bool {
+    move |metrics| (metrics.sum("limiter_config_last_reload_successful", &[]) > 0.5) == good
+}
+
+#[test]
+fn it_attaches_says_so_and_leaves_nothing_behind() -> Result<()> {
+    let (edge, _peer) = edge()?;
+    let agent = Agent::start(&edge.netns, OBSERVE)?;
+    assert!(is_guarded(&edge)?);
+    let metrics = agent.metrics()?;
+    let labels = [("interface", "edge0"), ("mode", "native"), ("driver", "veth")];
+    assert_eq!(metrics.matching("limiter_interface_info", &labels).count(), 1);
+    assert!(is_mode("observe")(&metrics));
+
+    let status = agent.command(&["status", "--json"])?;
+    assert!(status.status.success());
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout)?;
+    assert_eq!(status["pid"], agent.pid());
+    assert_eq!(status["interfaces"][0]["name"], "edge0");
+
+    let log = agent.terminate()?;
+    assert!(log.contains("detached from edge0"), "{log}");
+    assert!(!is_guarded(&edge)?);
+    Ok(())
+}
+
+#[test]
+fn a_crash_detaches() -> Result<()> {
+    let (edge, _peer) = edge()?;
+    Agent::start(&edge.netns, OBSERVE)?.kill();
+    let give_up = Instant::now() + Duration::from_secs(5);
+    while is_guarded(&edge)? {
+        assert!(Instant::now() < give_up, "still attached");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Nothing is in the way of the next one.
+    Agent::start(&edge.netns, OBSERVE)?.terminate()?;
+    Ok(())
+}
+
+#[test]
+fn a_bad_reload_leaves_the_settings_as_they_are() -> Result<()> {
+    let (edge, _peer) = edge()?;
+    let agent = Agent::start(&edge.netns, OBSERVE)?;
+    let enforce = OBSERVE.replace("observe", "enforce");
+
+    let error = agent.reload(&enforce.replace("1000/s", "0/s")).expect_err("the rate is zero");
+    assert!(format!("{error:#}").contains("limiter.toml:9"), "names the line: {error:#}");
+    let metrics = agent.metrics()?;
+    assert!(is_mode("observe")(&metrics));
+    assert!(reloads_are_good(false)(&metrics));
+
+    agent.reload(&enforce)?;
+    wait_for(&agent, is_mode("enforce"))?;
+    wait_for(&agent, reloads_are_good(true))?;
+
+    fs::write(agent.configuration(), "mode = \"sometimes\"")?;
+    agent.sighup()?;
+    wait_for(&agent, reloads_are_good(false))?;
+    assert!(is_mode("enforce")(&agent.metrics()?));
+
+    fs::write(agent.configuration(), OBSERVE)?;
+    agent.sighup()?;
+    wait_for(&agent, is_mode("observe"))?;
+    agent.terminate()?;
+    Ok(())
+}
+
+#[test]
+fn a_wrong_configuration_ends_the_start() -> Result<()> {
+    let (edge, _peer) = edge()?;
+    let wrong = OBSERVE.replace("edge0", "edge1");
+    let error = Agent::start(&edge.netns, &wrong).err().expect("there is no such interface");
+    let error = format!("{error:#}");
+    assert!(error.contains("edge1"), "{error}");
+    assert!(!is_guarded(&edge)?);
+    Ok(())
+}
+
+/// The same on other kernels.
+mod vm {
+    use std::{env, time::Duration};
+
+    use anyhow::Result;
+    use limiter_tests::{
+        agent,
+        vm::{Kernel, VmSpec, run_ok},
+    };
+
+    fn it_runs_on(kernel: Kernel) -> Result<()> {
+        let spec = VmSpec {
+            binary: &env::current_exe()?,
+            arguments: &["--test-threads=1", "it_attaches", "a_bad_reload"],
+            companions: &[agent::binary()?],
+            smp: 2,
+            timeout: Duration::from_mins(3),
+        };
+        let output = run_ok(kernel, &spec)?;
+        assert!(output.console.contains("test result: ok. 2 passed"), "{}", output.console);
+        Ok(())
+    }
+
+    #[test]
+    fn it_runs_on_6_1() -> Result<()> {
+        it_runs_on(Kernel::V6_1)
+    }
+
+    #[test]
+    fn it_runs_on_6_12() -> Result<()> {
+        it_runs_on(Kernel::V6_12)
+    }
+}
