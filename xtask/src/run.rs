@@ -44,9 +44,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     setup::running()?;
 
     let mut build = shell::cargo();
-    build.args(["build", "--release", "-p", "limiter-agent", "--bin", "limiter-agent"]);
+    build.args(["build", "-p", "limiter-agent", "--bin", "limiter-agent"]);
     if options.iface.is_none() {
+        // Unoptimised, as the tests are: the packets are the kernel's work, and this builds fast.
         build.args(["-p", "limiter-tests", "--bin", "playground"]);
+    } else {
+        build.arg("--release");
     }
     println!("building …");
     shell::run(&mut build)?;
@@ -56,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Mode::Observe => "observe",
             Mode::Enforce => "enforce",
         };
-        let mut agent = Command::new(release_dir()?.join("limiter-agent"));
+        let mut agent = Command::new(target_dir()?.join("release/limiter-agent"));
         agent.args(["run", "--config", "deploy/limiter.toml"]).args([
             "--interface",
             interface,
@@ -65,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ]);
         agent
     } else {
-        let mut playground = Command::new(release_dir()?.join("playground"));
+        let mut playground = Command::new(target_dir()?.join("debug/playground"));
         playground.args(options.once.then_some("--once"));
         playground
     };
@@ -75,9 +78,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Err(error).with_context(|| format!("cannot run `{}`", shell::line(&program)))
 }
 
-/// Where cargo puts release binaries: beside the directory this one is in.
-fn release_dir() -> Result<PathBuf> {
+/// Where cargo puts what it builds: two levels above this binary.
+fn target_dir() -> Result<PathBuf> {
     let this = env::current_exe().context("cannot tell where xtask's binary is")?;
     let target_dir = this.ancestors().nth(2).context("xtask's binary is in no target directory")?;
-    Ok(target_dir.join("release"))
+    Ok(target_dir.to_owned())
 }
