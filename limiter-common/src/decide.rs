@@ -15,7 +15,7 @@ use crate::verdict::{Family, Outcome, Reason};
 pub trait Env {
     /// A bucket in the table.
     type Bucket: Bucket;
-    /// The word that caps ARP and neighbour discovery.
+    /// A word that caps something else than one source.
     type Cell: Cell;
 
     /// The bucket of `source` in `class`, if there is one.
@@ -24,6 +24,8 @@ pub trait Env {
     fn create(&self, source: Source, class: ClassId, state: BucketState) -> Option<Self::Bucket>;
     /// The cap on ARP and neighbour discovery of an interface.
     fn neighbours(&self, slot: Slot) -> Option<Self::Cell>;
+    /// The budget for new sources of a class, or of all together ([`ClassId::NONE`]).
+    fn budget(&self, class: ClassId) -> Option<Self::Cell>;
     /// The policy of the longest prefix that covers the address.
     fn prefix(&self, key: &PrefixKey) -> Option<PolicyId>;
     /// The policy at this place of the map (both banks counted).
@@ -136,11 +138,37 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
         // A blocked or exempt stranger needs no bucket, and takes nobody else's.
         Err(reason) => return reason,
     };
+    if let Some(bucket) = found {
+        return charge(&bucket, arrival, limits);
+    }
+    if !is_welcome(class, now, settings, env) {
+        return Reason::NewSource;
+    }
     let full = BucketState { packets: now.0, bytes: now.0, resolution };
-    match found.or_else(|| env.create(packet.source, class.id, full)) {
+    match env.create(packet.source, class.id, full) {
         Some(bucket) => charge(&bucket, arrival, limits),
         None => Reason::TableFull,
     }
+}
+
+/// Whether the budgets for new sources, the class's and the common one, have room for one more.
+/// Spent budgets are only read, so a flood of forged sources does not fight over them.
+#[inline(always)]
+fn is_welcome<E: Env>(class: &ClassSettings, now: Tick, settings: &Settings, env: &E) -> bool {
+    let (all, share) = (&settings.new_sources, &class.new_sources);
+    let (Some(common), Some(own)) = (env.budget(ClassId::NONE), env.budget(class.id)) else {
+        return true;
+    };
+    if share.is_limited() && !bucket::conforms(&own, now, share.cost(), share.tolerance()) {
+        return false;
+    }
+    if !bucket::admit(&common, now, all.cost(), all.tolerance()) {
+        return false;
+    }
+    if share.is_limited() {
+        bucket::charge(&own, now, share.cost(), share.tolerance());
+    }
+    true
 }
 
 /// The policy of the packet's source under the present settings.

@@ -32,6 +32,8 @@ pub enum Reason {
     Bypass = 10,
     /// No bucket could be had for the source: a fault.
     TableFull = 11,
+    /// The source is new, and the budget for new sources is spent.
+    NewSource = 12,
 }
 
 impl Reason {
@@ -49,9 +51,10 @@ impl Reason {
         Self::NeighbourRate,
         Self::Bypass,
         Self::TableFull,
+        Self::NewSource,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 12;
+    pub const COUNT: u32 = 13;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -63,7 +66,8 @@ impl Reason {
             | Self::ByteRate
             | Self::Blocked
             | Self::Malformed
-            | Self::NeighbourRate => true,
+            | Self::NeighbourRate
+            | Self::NewSource => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
@@ -90,6 +94,7 @@ impl Reason {
             Self::NeighbourRate => "neighbour_rate",
             Self::Bypass => "bypass",
             Self::TableFull => "table_full",
+            Self::NewSource => "new_source",
         }
     }
 

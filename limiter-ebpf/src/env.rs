@@ -14,7 +14,8 @@ use limiter_common::{
 };
 
 use crate::maps::{
-    ACTIVE, BUCKETS_V4, BUCKETS_V6, CREATED, LIMITS, NEIGHBOURS, POLICIES, PREFIXES, SETTINGS,
+    ACTIVE, BUCKETS_V4, BUCKETS_V6, BUDGETS, CREATED, LIMITS, NEIGHBOURS, POLICIES, PREFIXES,
+    SETTINGS,
 };
 
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
@@ -62,6 +63,12 @@ impl Env for MapEnv {
     #[inline(always)]
     fn neighbours(&self, slot: Slot) -> Option<Tat> {
         NEIGHBOURS.get_ptr_mut(slot.0).map(|bucket| BucketRef(bucket).packets())
+    }
+
+    #[inline(always)]
+    fn budget(&self, class: ClassId) -> Option<Tat> {
+        // SAFETY: a field of a map value, which lives as long as the program runs.
+        BUDGETS.get_ptr_mut(class.0).map(|budget| Tat(unsafe { &raw mut (*budget).tat }))
     }
 
     #[inline(always)]

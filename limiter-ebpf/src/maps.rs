@@ -8,7 +8,8 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        BucketState, Count, MAX_INTERFACES, Policy, PolicyId, PrefixKey, Settings, V4Key, V6Key,
+        BucketState, Budget, Count, MAX_CLASSES, MAX_INTERFACES, Policy, PolicyId, PrefixKey,
+        Settings, V4Key, V6Key,
     },
     units::Limits,
 };
@@ -29,6 +30,8 @@ pub(crate) static BUCKETS_V4: LruHashMap<V4Key, BucketState, 1> = LruHashMap::ne
 pub(crate) static BUCKETS_V6: LruHashMap<V6Key, BucketState, 1> = LruHashMap::new();
 #[btf_map]
 pub(crate) static NEIGHBOURS: Array<BucketState, { MAX_INTERFACES }> = Array::new();
+#[btf_map]
+pub(crate) static BUDGETS: Array<Budget, { MAX_CLASSES + 1 }> = Array::new();
 #[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
 #[btf_map]

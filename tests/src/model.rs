@@ -39,6 +39,7 @@ impl Model {
             limits: plan.limits.clone(),
             buckets: RefCell::default(),
             neighbours: RefCell::default(),
+            budgets: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -76,6 +77,7 @@ struct Maps {
     limits: Vec<Limits>,
     buckets: RefCell<HashMap<(Source, ClassId), Rc<SharedBucket>>>,
     neighbours: RefCell<HashMap<Slot, Rc<SharedBucket>>>,
+    budgets: RefCell<HashMap<ClassId, Rc<SharedBucket>>>,
 }
 
 #[derive(Default)]
@@ -105,6 +107,10 @@ impl Env for Maps {
 
     fn neighbours(&self, slot: Slot) -> Option<Word> {
         Some(Word(self.neighbours.borrow_mut().entry(slot).or_default().clone(), Half::Packets))
+    }
+
+    fn budget(&self, class: ClassId) -> Option<Word> {
+        Some(Word(self.budgets.borrow_mut().entry(class).or_default().clone(), Half::Packets))
     }
 
     fn prefix(&self, key: &PrefixKey) -> Option<PolicyId> {

@@ -505,6 +505,54 @@ fn every_row_of_the_table_holds_in_the_kernel_and_on_the_host() -> Result<()> {
     Ok(())
 }
 
+/// Three new sources in all, two of them in class "syn"; known ones go on, exempt ones need none.
+const NEW_SOURCES: &str = r#"
+mode = "enforce"
+[table]
+new_sources = { rate = "1/h", burst = 3 }
+[[interface]]
+name = "lan0"
+[[class]]
+name = "syn"
+match = { protocol = "tcp", flags = "syn,!ack" }
+packets = { rate = "1/h", burst = 4 }
+new_sources = { rate = "1/h", burst = 2 }
+[[class]]
+name = "rest"
+packets = { rate = "1/h", burst = 4 }
+[[exempt]]
+cidr = "10.20.0.0/16"
+interface = "lan0"
+owner = "platform"
+[[block]]
+cidr = "198.51.100.0/24"
+"#;
+
+#[test]
+fn new_sources_meet_their_budgets() -> Result<()> {
+    let mut bench = Bench::new(NEW_SOURCES, &[("lan0", Bench::IFINDEX)])?;
+    let syn = |n| tcp(v4(n), 4000, 443, SYN);
+    let steps = [
+        (syn(1), (Ipv4, "syn", Conform, Pass)),
+        (syn(2), (Ipv4, "syn", Conform, Pass)),
+        // The class has let in its two, and takes nothing more from the common budget.
+        (syn(3), (Ipv4, "syn", NewSource, Drop)),
+        (syn(4), (Ipv4, "syn", NewSource, Drop)),
+        // A blocked source takes nothing from it either.
+        (udp(addr("198.51.100.1"), 9, 9, 100), (Ipv4, "rest", Blocked, Drop)),
+        (udp(v6(5), 9, 9, 100), (Ipv6, "rest", Conform, Pass)),
+        (udp(v6(6), 9, 9, 100), (Ipv6, "rest", NewSource, Drop)),
+        (udp(v4(1), 9, 9, 100), (Ipv4, "rest", NewSource, Drop)),
+        (udp(addr("10.20.0.1"), 9, 9, 100), (Ipv4, "rest", Exempt, Pass)),
+        (syn(1), (Ipv4, "syn", Conform, Pass)),
+        (udp(v6(5), 9, 9, 100), (Ipv6, "rest", Conform, Pass)),
+    ];
+    let (frames, expected): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+    let expected: Vec<_> = expected.into_iter().map(|e| bench.outcome("lan0", e)).collect();
+    bench.check(&frames, &expected)?;
+    bench.check_run_count()
+}
+
 /// Thousands of frames, whole and mangled, from a few sources so that buckets fill: kernel and host
 /// decide alike, frame by frame, and count alike.
 #[test]

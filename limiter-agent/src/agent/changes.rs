@@ -64,6 +64,7 @@ fn lists(old: &Config, new: &Config, changes: &mut Vec<String>) {
     note("blocks", a != b, a.len(), b.len());
     note("faults", old.faults != new.faults, 0, 0);
     note("neighbour cap", old.neighbours != new.neighbours, 0, 0);
+    note("budget for new sources", old.table.new_sources != new.table.new_sources, 0, 0);
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ const SIZE_CURE: &str = r#"write bytes as a number or in B, kB, MB, GB, KiB, MiB
 
 /// An absent budget is fine, a wrong one is not.
 #[expect(clippy::option_option, reason = "absent and wrong are two things")]
-fn transpose(read: Option<Option<Budget>>) -> Option<Option<Budget>> {
+pub(super) fn transpose(read: Option<Option<Budget>>) -> Option<Option<Budget>> {
     match read {
         None => Some(None),
         Some(budget) => budget.map(Some),

@@ -7,6 +7,7 @@ use limiter_common::abi::MAX_CLASSES;
 use super::cidr::Seen;
 use super::matcher::{self, PortSet};
 use super::reader::{Place, Table, Value};
+use super::units::Unit;
 use super::{Class, Match, budget, service};
 
 /// The groups of values that one dimension of the datapath's tables can tell apart.
@@ -54,6 +55,8 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
         Some(value) => match_of(value),
     };
     let allowance = budget::allowance(table);
+    let new_sources = table.get("new_sources").map(|value| budget::budget(value, Unit::Packets));
+    let new_sources = budget::transpose(new_sources);
     let mode = service::mode(table, "mode");
     let text = name.as_ref().and_then(|name| name.string("write name = \"dns\""));
     let valid = name.as_ref().zip(text).and_then(|(name, text)| valid_name(name, text));
@@ -67,6 +70,7 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
             },
             allowance: allowance?,
             limits: allowance?.limits().ok()?,
+            new_sources: new_sources?,
             mode: mode?,
             line: table.place().line(),
         })

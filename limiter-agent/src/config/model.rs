@@ -149,6 +149,8 @@ pub struct TableSizes {
     pub ipv4_sources: u32,
     /// Buckets for IPv6.
     pub ipv6_sources: u32,
+    /// How many new sources are let in, all classes together.
+    pub new_sources: Budget,
 }
 
 /// `[faults]`.
@@ -237,6 +239,8 @@ pub struct Class {
     pub allowance: Allowance,
     /// The same, compiled.
     pub limits: Limits,
+    /// How many new sources it may let in of those that all classes together may.
+    pub new_sources: Option<Budget>,
     /// Its own mode.
     pub mode: Option<Mode>,
     /// The line in the file.

@@ -19,16 +19,25 @@ pub(super) fn mode(table: &Table<'_>, key: &'static str) -> Option<Option<Mode>>
 
 pub(super) fn table(root: &Table<'_>) -> Option<TableSizes> {
     const DEFAULT: u32 = 1_000_000;
-    let Some(value) = root.get("table") else {
-        return Some(TableSizes { ipv4_sources: DEFAULT, ipv6_sources: DEFAULT });
+    let table = match root.get("table") {
+        None => None,
+        Some(value) => Some(value.table("write [table]")?),
     };
-    let table = value.table("write [table]")?;
     let size = |key| {
-        let value = table.get(key).map(|value| value.integer(1024..=1 << 24));
-        value.map_or(Some(DEFAULT), |size| u32::try_from(size?).ok())
+        let value = table.as_ref().and_then(|table| table.get(key));
+        let size = value.map(|value| value.integer(1024..=1 << 24));
+        size.map_or(Some(DEFAULT), |size| u32::try_from(size?).ok())
     };
     let (ipv4_sources, ipv6_sources) = (size("ipv4_sources"), size("ipv6_sources"));
-    Some(TableSizes { ipv4_sources: ipv4_sources?, ipv6_sources: ipv6_sources? })
+    let new_sources = match table.as_ref().and_then(|table| table.get("new_sources")) {
+        None => Some(Budget { rate: Rate::new(10_000, 1).ok()?, burst: 100_000 }),
+        Some(value) => budget::budget(value, Unit::Packets),
+    };
+    Some(TableSizes {
+        ipv4_sources: ipv4_sources?,
+        ipv6_sources: ipv6_sources?,
+        new_sources: new_sources?,
+    })
 }
 
 pub(super) fn neighbours(root: &Table<'_>) -> Option<Budget> {

@@ -6,6 +6,7 @@ mod policies;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use limiter_common::units::Rate;
 use proptest::prelude::*;
 
 use super::*;
@@ -68,7 +69,8 @@ fn the_least_file_has_the_documented_defaults() {
     let config = parse(&with("")).unwrap();
     assert_eq!(config.mode, Mode::Observe);
     assert_eq!(config.interfaces[0].xdp, Xdp::Native);
-    let size = TableSizes { ipv4_sources: 1_000_000, ipv6_sources: 1_000_000 };
+    let new_sources = Budget { rate: Rate::new(10_000, 1).unwrap(), burst: 100_000 };
+    let size = TableSizes { ipv4_sources: 1_000_000, ipv6_sources: 1_000_000, new_sources };
     assert_eq!(config.table, size);
     assert_eq!(config.neighbours.burst, 10_000);
     let faults = Faults { malformed: FaultAction::Drop, table_full: FaultAction::Pass };
@@ -89,6 +91,7 @@ name = "ens*"
 [table]
 ipv4_sources = 2048
 ipv6_sources = 0x1000
+new_sources = { rate = "200/s", burst = 300 }
 [neighbour]
 packets = { rate = "100/s", burst = 200 }
 [faults]
@@ -103,6 +106,7 @@ mode = "observe"
 [[class]]
 name = "syn"
 match = { flags = "syn,!ack" }
+new_sources = { rate = "100/s", burst = 1000 }
 packets = { rate = "200/s", burst = 400 }
 [[class]]
 name = "echo"
@@ -150,7 +154,8 @@ fn every_key_is_read() {
     let config = parse(FULL).unwrap();
     assert_eq!(config.mode, Mode::Enforce);
     assert_eq!(config.interfaces[1].name, Pattern::new("ens*"));
-    assert_eq!(config.table, TableSizes { ipv4_sources: 2048, ipv6_sources: 4096 });
+    let new_sources = Budget { rate: Rate::new(200, 1).unwrap(), burst: 300 };
+    assert_eq!(config.table, TableSizes { ipv4_sources: 2048, ipv6_sources: 4096, new_sources });
     assert_eq!(config.faults.table_full, FaultAction::Drop);
     let [amplification, syn, echo, some, rest] = &config.classes[..] else { panic!() };
     assert_eq!(amplification.mode, Some(Mode::Observe));
@@ -161,6 +166,7 @@ fn every_key_is_read() {
     assert!([53, 1000, 2000].iter().all(|port| ports.contains(*port)) && !ports.contains(2001));
     assert_eq!(syn.matcher.as_ref().unwrap().flags, Some(Flags { set: 0x02, clear: 0x10 }));
     assert_eq!(syn.matcher.as_ref().unwrap().protocols, [6]);
+    assert_eq!((syn.new_sources.unwrap().burst, rest.new_sources), (1000, None));
     assert_eq!(echo.matcher.as_ref().unwrap().icmp_types, [8, 0]);
     assert_eq!(some.matcher.as_ref().unwrap().protocols, [6, 132]);
     assert_eq!(rest.matcher, None);
@@ -253,9 +259,7 @@ fn unknown_keys() {
 
 #[test]
 fn keys_of_later_versions() {
-    let new = "new_sources = { rate = \"1/s\", burst = 1 }";
     let cases = [
-        (with(&format!("[table]\n{new}")), "7:1: table.new_sources"),
         (with("total = 1"), "6:1: class[0] \"rest\" total"),
         (with("unproven = 1"), "6:1: class[0] \"rest\" unproven"),
         (with("[established]"), "6:2: established"),

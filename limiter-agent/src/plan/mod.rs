@@ -16,9 +16,9 @@ use limiter_common::abi::{
     ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot, SourceAddress,
 };
 use limiter_common::time::Nanos;
-use limiter_common::units::{LimitError, Limits};
+use limiter_common::units::{LimitError, Limits, PacketLimit};
 
-use crate::config::{self, Config, FaultAction, Pattern, Xdp};
+use crate::config::{self, Budget, Config, FaultAction, Pattern, Xdp};
 pub use names::Names;
 pub use sizes::MapSizes;
 
@@ -203,6 +203,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
 
     let mut settings = Box::new(Settings::EMPTY);
     settings.neighbours = config.neighbours.packets()?;
+    settings.new_sources = config.table.new_sources.packets()?;
     settings.mode = config.mode.into();
     settings.drops = drops(config.faults);
     settings.ingress_multiplier = multiplier;
@@ -210,7 +211,9 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     classes::compile(&config.classes, &mut settings)?;
     for (class, place) in config.classes.iter().zip(&mut settings.classes) {
         let id = names.class(&class.name);
-        *place = ClassSettings { limits: class.limits, id, mode: mode(config.mode, class.mode) };
+        let new_sources = class.new_sources.map_or(Ok(PacketLimit::NONE), Budget::packets)?;
+        let mode = mode(config.mode, class.mode);
+        *place = ClassSettings { limits: class.limits, new_sources, id, mode };
         settings.class_count += 1;
     }
     if !policies.prefixes.is_empty() {
@@ -261,6 +264,7 @@ fn drops(faults: config::Faults) -> u32 {
         | Reason::NonIp
         | Reason::Neighbour
         | Reason::NeighbourRate
+        | Reason::NewSource
         | Reason::Bypass => reason.drops_by_default(),
     };
     Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())

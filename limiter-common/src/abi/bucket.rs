@@ -50,6 +50,15 @@ pub struct BucketState {
     pub resolution: Resolution,
 }
 
+/// A budget that many CPUs look at, alone on its cache line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Budget {
+    /// Theoretical arrival time, a [`Tick`](crate::time::Tick).
+    pub tat: u64,
+    pad: [u64; 7],
+}
+
 /// A resolved policy and the settings epoch it was resolved under, in one word so that it is read
 /// and written whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,3 +85,4 @@ impl Resolution {
 const _: () = assert!(size_of::<V4Key>() == 8);
 const _: () = assert!(size_of::<V6Key>() == 16);
 const _: () = assert!(size_of::<BucketState>() == 24);
+const _: () = assert!(size_of::<Budget>() == 64);

@@ -10,7 +10,7 @@ mod pod;
 mod policy;
 mod settings;
 
-pub use bucket::{BucketState, Resolution, V4Key, V6Key};
+pub use bucket::{BucketState, Budget, Resolution, V4Key, V6Key};
 pub use counter::{Count, CounterShape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
@@ -49,6 +49,9 @@ pub mod map {
     pub const BUCKETS_V6: &str = "BUCKETS_V6";
     /// Array of [`BucketState`](super::BucketState) by [`Slot`](super::Slot): the ARP and neighbour discovery caps.
     pub const NEIGHBOURS: &str = "NEIGHBOURS";
+    /// Array of [`Budget`](super::Budget) by [`ClassId`](super::ClassId): the budgets for new sources,
+    /// that of all classes together at [`ClassId::NONE`](super::ClassId::NONE).
+    pub const BUDGETS: &str = "BUDGETS";
     /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.
     pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).

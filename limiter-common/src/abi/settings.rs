@@ -134,6 +134,8 @@ impl Need {
 pub struct ClassSettings {
     /// The limits of a source that no prefix gives others.
     pub limits: Limits,
+    /// How many new sources it may admit; not limited if it has no share of its own.
+    pub new_sources: PacketLimit,
     /// Its number.
     pub id: ClassId,
     /// Its mode: its own, or the global one.
@@ -223,6 +225,8 @@ impl L4Index {
 pub struct Settings {
     /// The cap on ARP and neighbour discovery, per interface.
     pub neighbours: PacketLimit,
+    /// How many new sources all classes together may admit.
+    pub new_sources: PacketLimit,
     /// Changes with every switch; a [`Resolution`](super::Resolution) of another epoch is stale.
     pub epoch: u32,
     /// The bank these settings lie in, 0 or 1: the first byte of every [`PrefixKey`](super::PrefixKey).
@@ -257,6 +261,7 @@ impl Settings {
     /// No interfaces, no classes, observe mode, nothing drops.
     pub const EMPTY: Self = Self {
         neighbours: PacketLimit::NONE,
+        new_sources: PacketLimit::NONE,
         epoch: 0,
         bank: 0,
         policies: 0,
@@ -266,8 +271,12 @@ impl Settings {
         ingress_multiplier: 1,
         class_count: 0,
         ingress: [Ingress { ifindex: 0, slot: Slot::UNKNOWN }; Ingress::PLACES],
-        classes: [ClassSettings { limits: Limits::NONE, id: ClassId::NONE, mode: Mode::OBSERVE };
-            MAX_CLASSES],
+        classes: [ClassSettings {
+            limits: Limits::NONE,
+            new_sources: PacketLimit::NONE,
+            id: ClassId::NONE,
+            mode: Mode::OBSERVE,
+        }; MAX_CLASSES],
         protocols: [0; L4Index::COUNT],
         source_ports: Dimension::EMPTY,
         destination_ports: Dimension::EMPTY,
@@ -294,13 +303,13 @@ impl LimitsIndex {
 }
 
 const _: () = assert!(MAX_INTERFACES <= Ingress::PLACES);
-const _: () = assert!(size_of::<ClassSettings>() == 40);
+const _: () = assert!(size_of::<ClassSettings>() == 56);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
-        == 48
+        == 64
             + 8 * Ingress::PLACES
-            + 40 * MAX_CLASSES
+            + 56 * MAX_CLASSES
             + 8 * L4Index::COUNT
             + 3 * size_of::<Dimension>()
 );
