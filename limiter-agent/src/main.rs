@@ -1,5 +1,6 @@
 //! `limiter-agent`: see `docs/limiter-agent.md`.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -12,7 +13,8 @@ fn main() -> ExitCode {
     let Err(failure) = cli.run() else { return ExitCode::SUCCESS };
     let text = failure.to_string();
     if !text.is_empty() {
-        eprintln!("{text}");
+        // Where nobody listens, the exit code still speaks.
+        let _ = writeln!(std::io::stderr(), "{text}");
     }
     failure.code()
 }

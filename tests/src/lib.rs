@@ -8,4 +8,5 @@ pub mod frames;
 pub mod generator;
 pub mod model;
 pub mod netns;
+pub mod process;
 pub mod vm;

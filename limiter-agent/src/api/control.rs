@@ -30,7 +30,10 @@ pub enum ControlError {
     #[error("{} exists and is not a socket; remove it, or give another --control-socket", .0.display())]
     NotASocket(PathBuf),
     /// The file system refused.
-    #[error("cannot make the control socket {}: {source}", path.display())]
+    #[error(
+        "cannot make the control socket {}: {source}; give another [control] socket or \
+         --control-socket", path.display()
+    )]
     Refused {
         /// The socket's path.
         path: PathBuf,

@@ -4,7 +4,8 @@ mod control;
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -19,6 +20,9 @@ pub use control::{ControlError, ControlSocket};
 
 /// The agent, shared by its handlers and its signals.
 pub type Shared = Arc<Mutex<Agent>>;
+
+/// Bodies longer than this, in bytes, are refused: no request needs one.
+const LONGEST_BODY: usize = 4096;
 
 /// An error as RFC 9457 writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +59,7 @@ pub fn readable(agent: Shared) -> Router {
 /// What those may ask who can open the control socket.
 pub fn writable(agent: Shared) -> Router {
     let writes = Router::new().route("/v1/reload", post(reload)).with_state(Arc::clone(&agent));
-    readable(agent).merge(writes)
+    readable(agent).merge(writes).layer(DefaultBodyLimit::max(LONGEST_BODY))
 }
 
 async fn metrics(State(agent): State<Shared>) -> Response {
@@ -93,7 +97,8 @@ async fn status(State(agent): State<Shared>) -> Response {
     }
 }
 
-async fn reload(State(agent): State<Shared>) -> Response {
+/// The body says nothing, but a request is acted on only once all of it has come in well.
+async fn reload(State(agent): State<Shared>, _body: Bytes) -> Response {
     let (reload, blame) = agent.lock().await.reload().await;
     let (code, detail) = match blame {
         None => return Json(reload).into_response(),

@@ -43,7 +43,9 @@ pub(super) fn read<'r>(root: &Table<'r>) -> Vec<Draft<'r>> {
     }
     let classes: Vec<_> = tables.iter().map(class).collect();
     distinct_names(&classes);
-    reachable(&classes);
+    if classes.len() <= MAX_CLASSES {
+        reachable(&classes);
+    }
     few_groups(&classes);
     classes
 }

@@ -48,7 +48,13 @@ fn instant(time: Datetime) -> Option<SystemTime> {
     let utc = Datetime { date: time.date, time: Some(clock), offset: Some(Offset::Z) };
     let local = humantime::parse_rfc3339(&utc.to_string()).ok()?;
     let offset = Duration::from_secs(u64::from(minutes.unsigned_abs()) * 60);
-    if minutes < 0 { local.checked_add(offset) } else { local.checked_sub(offset) }
+    let instant = if minutes < 0 { local.checked_add(offset) } else { local.checked_sub(offset) };
+    instant.filter(|instant| (SystemTime::UNIX_EPOCH..=last()).contains(instant))
+}
+
+/// The last second that RFC 3339 can write: 9999-12-31T23:59:59Z.
+fn last() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799)
 }
 
 #[cfg(test)]
@@ -64,5 +70,14 @@ mod tests {
         assert_eq!(at("2026-12-31T18:30:00-05:30"), utc);
         assert_eq!(at("2027-01-01T00:00:00"), None);
         assert_eq!(at("2027-01-01"), None);
+    }
+
+    #[test]
+    fn instants_that_cannot_be_written_in_utc_are_none() {
+        let at = |text: &str| instant(text.parse().unwrap());
+        assert_eq!(at("9999-12-31T23:59:59Z"), Some(last()));
+        assert_eq!(at("9999-12-31T23:59:59-00:01"), None);
+        assert_eq!(at("1970-01-01T00:00:00Z"), Some(SystemTime::UNIX_EPOCH));
+        assert_eq!(at("1970-01-01T00:00:00+00:01"), None);
     }
 }

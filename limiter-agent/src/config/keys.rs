@@ -80,10 +80,14 @@ pub(super) fn unknown(table: &str, key: &str) -> (String, String) {
 
 /// The candidate that `word` is most likely a misspelling of.
 pub(super) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let letters = word.chars().count();
+    let allowed = |candidate: &str| 1 + candidate.len() / 4;
     candidates
         .iter()
+        // The distance is at least this, and takes long for a long word.
+        .filter(|candidate| candidate.len().abs_diff(letters) <= allowed(candidate))
         .map(|candidate| (distance(word, candidate), *candidate))
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .filter(|(distance, candidate)| *distance <= allowed(candidate))
         .min()
         .map(|(_, candidate)| candidate)
 }

@@ -52,9 +52,14 @@ impl Config {
     /// # Errors
     /// [`LoadError`] if it cannot be read or is not valid.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let text = std::fs::read_to_string(path)
+        let bytes = std::fs::read(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-        Ok(Self::parse(&path.display().to_string(), &text, SystemTime::now())?)
+        let name = path.display().to_string();
+        let text = str::from_utf8(&bytes).map_err(|error| {
+            let text = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+            Reader::new(&name, &text).not_text()
+        })?;
+        Ok(Self::parse(&name, text, SystemTime::now())?)
     }
 }
 

@@ -15,13 +15,19 @@ use super::{Config, ConfigErrors, Diagnostic, keys};
 pub(super) struct Reader<'t> {
     file: &'t str,
     text: &'t str,
+    /// Where each line begins.
+    lines: Vec<usize>,
     errors: RefCell<Vec<Diagnostic>>,
     warnings: RefCell<Vec<Diagnostic>>,
 }
 
 impl<'t> Reader<'t> {
     pub(super) fn new(file: &'t str, text: &'t str) -> Self {
-        Self { file, text, errors: RefCell::default(), warnings: RefCell::default() }
+        // Editors do not show a byte order mark, so it is no column of the first line.
+        let first = if text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
+        let newlines = text.match_indices('\n').map(|(newline, _)| newline + 1);
+        let lines = std::iter::once(first).chain(newlines).collect();
+        Self { file, text, lines, errors: RefCell::default(), warnings: RefCell::default() }
     }
 
     /// The file as TOML.
@@ -59,17 +65,29 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// What to say about bytes that are not text, after `text`.
+    pub(super) fn not_text(&self) -> ConfigErrors {
+        let cause = "not TOML: this is not UTF-8 text".to_owned();
+        let cure = "save the file in UTF-8".to_owned();
+        ConfigErrors::new(vec![self.diagnostic(self.text.len(), String::new(), cause, cure)])
+    }
+
     fn diagnostic(&self, offset: usize, key: String, cause: String, cure: String) -> Diagnostic {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line = self.line(offset);
+        let before = self.text.get(self.lines[line - 1]..offset).unwrap_or_default();
         Diagnostic {
             file: self.file.to_owned(),
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-            key,
-            cause,
-            cure,
+            line,
+            column: before.chars().count() + 1,
+            key: on_one_line(key),
+            cause: on_one_line(cause),
+            cure: on_one_line(cure),
         }
+    }
+
+    /// The line of `offset`, counted from 1.
+    fn line(&self, offset: usize) -> usize {
+        self.lines.partition_point(|start| *start <= offset).max(1)
     }
 }
 
@@ -97,7 +115,7 @@ impl Place<'_> {
     }
 
     pub(super) fn line(&self) -> usize {
-        self.diagnostic(String::new(), String::new()).line
+        self.reader.line(self.offset)
     }
 
     fn diagnostic(&self, cause: String, cure: String) -> Diagnostic {
@@ -292,6 +310,18 @@ impl<'r> Value<'r> {
         };
         self.place.error(format!("expected {expected}, found {found}"), cure);
     }
+}
+
+/// What the file says is quoted in messages, which are one line each and go to terminals and logs.
+fn on_one_line(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let escaped = |letter: char| match letter.is_control() {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    };
+    text.chars().map(escaped).collect()
 }
 
 fn join(path: &str, key: &str) -> String {

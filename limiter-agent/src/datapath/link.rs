@@ -1,8 +1,8 @@
 //! Attachments of the program to interfaces.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fs};
 
-use aya::programs::{Xdp, XdpMode, links::LinkType, loaded_links, loaded_programs, xdp::XdpLink};
+use aya::programs::{Xdp, XdpMode, loaded_programs, xdp::XdpLink};
 
 use super::DatapathError;
 use crate::{config::Xdp as Mode, plan::Guarded};
@@ -73,11 +73,18 @@ fn attach(program: &mut Xdp, interface: &Guarded, mode: XdpMode) -> Result<XdpLi
     program.take_link(id).map_err(DatapathError::Program)
 }
 
-/// How many XDP links the kernel has for our program. aya does not say when it has made none and
-/// used netlink instead, so the kernel is asked.
+/// How many XDP links to our program this process holds. aya does not say when it has made none and
+/// used netlink instead, so the kernel is asked: by the descriptors, since listing all links of the
+/// host takes `CAP_SYS_ADMIN`.
 fn bpf_links(program: u32) -> usize {
-    loaded_links()
-        .filter_map(Result::ok)
-        .filter(|link| link.program_id() == program && link.link_type().ok() == Some(LinkType::Xdp))
+    let program = format!("prog_id:\t{program}");
+    let is_link = |text: &String| {
+        let has = |line: &str| text.lines().any(|found| found == line);
+        has("link_type:\txdp") && has(&program)
+    };
+    let descriptors = fs::read_dir("/proc/self/fdinfo").into_iter().flatten().flatten();
+    descriptors
+        .filter_map(|descriptor| fs::read_to_string(descriptor.path()).ok())
+        .filter(is_link)
         .count()
 }
