@@ -86,8 +86,12 @@ fn memory(config: &Config) -> Result<Option<u64>, PlanError> {
         let name = pattern.as_str().replace(['*', '?'], "0");
         HostInterface { name, ifindex }
     });
-    let host =
-        Host { interfaces: interfaces.collect(), monotonic: Nanos(0), wall: SystemTime::now() };
+    let host = Host {
+        interfaces: interfaces.collect(),
+        monotonic: Nanos(0),
+        tick: Nanos(0),
+        wall: SystemTime::now(),
+    };
     match plan::plan(config, &host, None) {
         Ok(plan) => Ok(Some(map_memory(&plan.sizes))),
         // The invented host may lack what the real one has.

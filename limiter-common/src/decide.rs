@@ -7,7 +7,7 @@ use crate::abi::{
 use crate::bucket::{self, Cell};
 use crate::classify::classify;
 use crate::packet::{Frame, Packet, PacketView, Source, parse};
-use crate::time::{Nanos, Tick};
+use crate::time::{Clock, Nanos, Tick};
 use crate::units::Limits;
 use crate::verdict::{Family, Outcome, Reason};
 
@@ -18,6 +18,8 @@ pub trait Env {
     /// A word that caps something else than one source.
     type Cell: Cell;
 
+    /// The time, by that clock.
+    fn now(&self, clock: Clock) -> Nanos;
     /// The bucket of `source` in `class`, if there is one.
     fn bucket(&self, source: Source, class: ClassId) -> Option<Self::Bucket>;
     /// The bucket of `source` in `class`, made from `state` if there is none yet.
@@ -49,12 +51,11 @@ pub trait Bucket {
     fn set_resolution(&self, resolution: Resolution);
 }
 
-/// Decides about the frame in `view`, received on the interface `ifindex` at `now`.
+/// Decides about the frame in `view`, received on the interface `ifindex`.
 #[inline(always)]
 pub fn decide<V: PacketView + ?Sized, E: Env>(
     view: &V,
     ifindex: u32,
-    now: Nanos,
     settings: &Settings,
     env: &E,
 ) -> Outcome {
@@ -71,7 +72,7 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
         Frame::NonIp => return outside(Family::Other, Reason::NonIp),
         Frame::Malformed(family) => return outside(family, Reason::Malformed),
         Frame::Neighbour(family) => {
-            return outside(family, neighbour(slot, now, settings, env));
+            return outside(family, neighbour(slot, settings, env));
         }
     };
     let length = view.length();
@@ -82,7 +83,10 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
     };
     let reason = match class.mode {
         Mode::BYPASS => Reason::Bypass,
-        _ => judge(&Arrival { packet: &packet, length, slot, now, order, class }, settings, env),
+        _ => {
+            let now = env.now(class.clock);
+            judge(&Arrival { packet: &packet, length, slot, now, order, class }, settings, env)
+        }
     };
     Outcome {
         slot,
@@ -106,8 +110,9 @@ struct Arrival<'a> {
 /// ARP and neighbour discovery: a cap for the whole interface, so that neither starves and neither
 /// can be used to flood.
 #[inline(always)]
-fn neighbour<E: Env>(slot: Slot, now: Nanos, settings: &Settings, env: &E) -> Reason {
+fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
     let cap = &settings.neighbours;
+    let now = env.now(Clock::FINE);
     match env.neighbours(slot) {
         Some(cell) if !bucket::admit(&cell, now.into(), cap.cost(), cap.tolerance()) => {
             Reason::NeighbourRate

@@ -11,6 +11,31 @@ impl Nanos {
     pub const NEVER: Self = Self(u64::MAX);
 }
 
+/// Which of the kernel's clocks times a packet. A number and not an enum, because it is read from a
+/// map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Clock(u32);
+
+impl Clock {
+    /// Exact (`bpf_ktime_get_ns`), and the dearest thing that a packet meets.
+    pub const FINE: Self = Self(0);
+    /// That of the last timer tick (`bpf_ktime_get_coarse_ns`), up to a tick (1 to 10 ms) behind,
+    /// for half the price.
+    pub const COARSE: Self = Self(1);
+
+    /// The cheapest clock that is exact enough for a bucket of this `tolerance`, in ticks of the
+    /// buckets' time line, where the kernel's timer ticks every `tick`.
+    ///
+    /// The coarse clock stands still between timer ticks and then makes up for it: nothing is lost
+    /// or won over time, but what a source sends within one timer tick must fit its burst. So the
+    /// burst must hold what its rate brings in two of them, which is `tolerance ≥ 2 × tick`.
+    #[must_use]
+    pub const fn cheapest(tolerance: u64, tick: Nanos) -> Self {
+        if tolerance >> Tick::SHIFT >= 2 * tick.0 { Self::COARSE } else { Self::FINE }
+    }
+}
+
 /// A point on the buckets' time line, in units of 1/256 ns, modulo 2⁶⁴ (2.28 years).
 ///
 /// The fine unit is what makes fast rates exact: at 200 Gbit/s a 60-byte frame costs 614 ticks, so

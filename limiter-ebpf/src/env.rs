@@ -2,7 +2,11 @@
 
 use core::{arch::asm, ptr};
 
-use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::lpm_trie::Key};
+use aya_ebpf::{
+    bindings::BPF_NOEXIST,
+    btf_maps::lpm_trie::Key,
+    helpers::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
+};
 use limiter_common::{
     Bucket, Env, Family,
     abi::{
@@ -10,6 +14,7 @@ use limiter_common::{
     },
     bucket::Cell,
     packet::{Source, Space},
+    time::{Clock, Nanos},
     units::Limits,
 };
 
@@ -33,6 +38,15 @@ pub(crate) struct MapEnv;
 impl Env for MapEnv {
     type Bucket = BucketRef;
     type Cell = Tat;
+
+    #[inline(always)]
+    fn now(&self, clock: Clock) -> Nanos {
+        // SAFETY: the helpers have no arguments and no preconditions.
+        Nanos(match clock {
+            Clock::COARSE => unsafe { bpf_ktime_get_coarse_ns() },
+            _ => unsafe { bpf_ktime_get_ns() },
+        })
+    }
 
     #[inline(always)]
     fn bucket(&self, source: Source, class: ClassId) -> Option<BucketRef> {

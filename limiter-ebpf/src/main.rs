@@ -11,11 +11,10 @@ mod view;
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS},
-    helpers::bpf_ktime_get_ns,
     macros::xdp,
     programs::XdpContext,
 };
-use limiter_common::{Action, Outcome, decide, time::Nanos};
+use limiter_common::{Action, Outcome, decide};
 
 use crate::{env::MapEnv, record::record, view::FrameView};
 
@@ -23,10 +22,8 @@ use crate::{env::MapEnv, record::record, view::FrameView};
 #[xdp(frags)]
 pub(crate) fn limiter(ctx: XdpContext) -> u32 {
     let view = FrameView::new(&ctx);
-    // SAFETY: the helper has no arguments and no preconditions.
-    let now = Nanos(unsafe { bpf_ktime_get_ns() });
     let outcome = match env::settings() {
-        Some(settings) => decide(&view, view.ifindex(), now, settings, &MapEnv),
+        Some(settings) => decide(&view, view.ifindex(), settings, &MapEnv),
         None => Outcome::NO_SETTINGS,
     };
     record(&view, &outcome);

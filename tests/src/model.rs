@@ -17,7 +17,7 @@ use limiter_common::{
     bucket::Cell,
     decide,
     packet::Source,
-    time::Nanos,
+    time::{Clock, Nanos},
     units::Limits,
 };
 
@@ -34,6 +34,7 @@ impl Model {
     pub fn new(plan: &Plan) -> Self {
         let settings = Box::new(Settings { epoch: 1, bank: 0, policies: 0, ..*plan.settings });
         let maps = Maps {
+            now: std::cell::Cell::new(Nanos(0)),
             prefixes: plan.prefixes.clone(),
             policies: plan.policies.clone(),
             limits: plan.limits.clone(),
@@ -46,7 +47,8 @@ impl Model {
 
     /// Decides about a frame and counts it.
     pub fn receive(&mut self, frame: &[u8], ifindex: u32, now: Nanos) -> Outcome {
-        let outcome = decide(frame, ifindex, now, &self.settings, &self.maps);
+        self.maps.now.set(now);
+        let outcome = decide(frame, ifindex, &self.settings, &self.maps);
         let count = self.counts.entry(key(&outcome)).or_default();
         count.packets += 1;
         count.bytes += frame.len() as u64;
@@ -72,6 +74,7 @@ fn key(outcome: &Outcome) -> [u32; 5] {
 }
 
 struct Maps {
+    now: std::cell::Cell<Nanos>,
     prefixes: Vec<Prefix>,
     policies: Vec<Policy>,
     limits: Vec<Limits>,
@@ -90,6 +93,10 @@ struct SharedBucket {
 impl Env for Maps {
     type Bucket = Handle;
     type Cell = Word;
+
+    fn now(&self, _: Clock) -> Nanos {
+        self.now.get()
+    }
 
     fn bucket(&self, source: Source, class: ClassId) -> Option<Handle> {
         self.buckets.borrow().get(&(source, class)).cloned().map(Handle)

@@ -226,7 +226,7 @@ fn host_of(links: &[Link]) -> Host {
         .iter()
         .map(|link| HostInterface { name: link.name.clone(), ifindex: link.ifindex })
         .collect();
-    Host { interfaces, monotonic, wall }
+    Host { interfaces, monotonic, tick: host::tick(), wall }
 }
 
 /// Whoever says `--mode observe` must be able to rely on it, so it outranks the classes' modes.

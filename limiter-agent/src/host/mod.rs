@@ -9,7 +9,8 @@ mod refusal;
 use std::time::SystemTime;
 
 use limiter_common::time::Nanos;
-use nix::time::{ClockId, clock_gettime};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, clock_getres, clock_gettime};
 
 pub use driver::driver;
 pub use links::{Link, LinksError, RealMode, links};
@@ -23,11 +24,21 @@ pub fn clocks() -> (Nanos, SystemTime) {
     (monotonic(), SystemTime::now())
 }
 
+/// How often the kernel's coarse clock moves: its timer tick, 1 to 10 ms.
+#[must_use]
+pub fn tick() -> Nanos {
+    // Were it unreadable, a second is more than any tick, and makes every class use the fine clock
+    // that needs to.
+    clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Nanos(1_000_000_000), nanos)
+}
+
 /// `CLOCK_MONOTONIC`, the clock of `bpf_ktime_get_ns`.
 fn monotonic() -> Nanos {
     // The clock exists on every Linux; were it unreadable, expiry times would count from boot.
-    let now =
-        clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(nix::sys::time::TimeSpec::new(0, 0));
-    let (seconds, nanos) = (now.tv_sec(), now.tv_nsec());
-    Nanos(seconds.unsigned_abs() * 1_000_000_000 + nanos.unsigned_abs())
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(TimeSpec::new(0, 0));
+    nanos(now)
+}
+
+fn nanos(time: TimeSpec) -> Nanos {
+    Nanos(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
 }

@@ -15,8 +15,8 @@ use limiter_common::Reason;
 use limiter_common::abi::{
     ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot, SourceAddress,
 };
-use limiter_common::time::Nanos;
-use limiter_common::units::{LimitError, Limits, PacketLimit};
+use limiter_common::time::{Clock, Nanos};
+use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit};
 
 use crate::config::{self, Budget, Config, FaultAction, Pattern, Xdp};
 pub use names::Names;
@@ -29,6 +29,8 @@ pub struct Host {
     pub interfaces: Vec<HostInterface>,
     /// Now, on the clock of the datapath.
     pub monotonic: Nanos,
+    /// How often its coarse clock moves.
+    pub tick: Nanos,
     /// The same instant, on the clock of expiry times.
     pub wall: SystemTime,
 }
@@ -213,9 +215,10 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         let id = names.class(&class.name);
         let new_sources = class.new_sources.map_or(Ok(PacketLimit::NONE), Budget::packets)?;
         let mode = mode(config.mode, class.mode);
-        *place = ClassSettings { limits: class.limits, new_sources, id, mode };
+        *place = ClassSettings { limits: class.limits, new_sources, id, mode, ..*place };
         settings.class_count += 1;
     }
+    clocks(&mut settings, &policies.limits, host.tick);
     if !policies.prefixes.is_empty() {
         settings.need = settings.need.with(Need::POLICIES);
     }
@@ -239,6 +242,24 @@ impl Plan {
     /// [`PlanError::NeedsRestart`] or [`PlanError::TableSize`].
     pub fn fits(&self, running: &MapSizes) -> Result<(), PlanError> {
         sizes::fits(self, running)
+    }
+}
+
+/// Gives each class the cheapest clock that is exact enough for every budget that its packets may
+/// meet: those of its sources (its own limits, and its place in each of the `rows`) and those for
+/// new sources.
+fn clocks(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
+    let count = usize::try_from(settings.class_count).unwrap_or_default();
+    let classes = &mut settings.classes[..count];
+    for (order, class) in classes.iter_mut().enumerate() {
+        let others = rows.iter().skip(order).step_by(count);
+        let limits = std::iter::once(&class.limits).chain(others);
+        let packets = limits.clone().map(|limits| limits.packets);
+        let packets = packets.chain([settings.new_sources, class.new_sources]);
+        let packets = packets.filter(PacketLimit::is_limited).map(|limit| limit.tolerance());
+        let bytes = limits.map(|limits| limits.bytes).filter(ByteLimit::is_limited);
+        let least = packets.chain(bytes.map(|limit| limit.tolerance())).min();
+        class.clock = Clock::cheapest(least.unwrap_or(u64::MAX), tick);
     }
 }
 

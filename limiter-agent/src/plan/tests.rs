@@ -39,7 +39,12 @@ fn host(names: &[&str]) -> Host {
     let interfaces = names.iter().zip(1..);
     let interfaces =
         interfaces.map(|(name, ifindex)| HostInterface { name: (*name).to_owned(), ifindex });
-    Host { interfaces: interfaces.collect(), monotonic: Nanos(BOOTED), wall: WALL }
+    Host {
+        interfaces: interfaces.collect(),
+        monotonic: Nanos(BOOTED),
+        tick: Nanos(4_000_000),
+        wall: WALL,
+    }
 }
 
 fn planned(config: &Config) -> Plan {
@@ -62,6 +67,27 @@ fn settings_carry_modes_ids_and_faults() {
     assert!(!settings.need.has(Need::POLICIES) && !settings.need.has(Need::SOURCE_PORT));
     config.mode = config::Mode::Bypass;
     assert_eq!(planned(&config).settings.classes[0].mode, Mode::BYPASS, "no class withstands it");
+}
+
+#[test]
+fn each_class_has_the_cheapest_clock_that_serves_all_of_its_budgets() {
+    let clocks = |extra: &str| {
+        let settings = planned(&config(extra)).settings;
+        [settings.classes[0].clock, settings.classes[1].clock]
+    };
+    // Every burst of the file takes seconds to come back.
+    assert_eq!(clocks(""), [Clock::COARSE; 2]);
+    // 10 packets at 2,000 a second are back in 5 ms, less than two timer ticks of 4 ms.
+    let own = |burst: u64| {
+        format!(
+            "[[prefix]]\ncidr = \"203.0.113.0/24\"\n[[prefix.class]]\nname = \"rest\"\n\
+             packets = {{ rate = \"2000/s\", burst = {burst} }}"
+        )
+    };
+    assert_eq!(clocks(&own(10)), [Clock::COARSE, Clock::FINE]);
+    assert_eq!(clocks(&own(16)), [Clock::COARSE; 2]);
+    let news = "[table]\nnew_sources = { rate = \"10000/s\", burst = 50 }";
+    assert_eq!(clocks(news), [Clock::FINE; 2]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The settings that a packet is decided under: one value per bank, switched as a whole.
 
 use super::{LimitsIndex, MAX_CLASSES, MAX_INTERFACES};
+use crate::time::Clock;
 use crate::units::{Limits, PacketLimit};
 
 /// An index into the two banks of settings: 0 or 1.
@@ -140,6 +141,10 @@ pub struct ClassSettings {
     pub id: ClassId,
     /// Its mode: its own, or the global one.
     pub mode: Mode,
+    /// The clock that is exact enough for all limits that its packets may meet.
+    pub clock: Clock,
+    /// Always 0.
+    pub pad: u32,
 }
 
 /// A dimension of classification with 65,536 values: a port, or a frame length (longer frames count
@@ -276,6 +281,8 @@ impl Settings {
             new_sources: PacketLimit::NONE,
             id: ClassId::NONE,
             mode: Mode::OBSERVE,
+            clock: Clock::FINE,
+            pad: 0,
         }; MAX_CLASSES],
         protocols: [0; L4Index::COUNT],
         source_ports: Dimension::EMPTY,
@@ -303,13 +310,13 @@ impl LimitsIndex {
 }
 
 const _: () = assert!(MAX_INTERFACES <= Ingress::PLACES);
-const _: () = assert!(size_of::<ClassSettings>() == 56);
+const _: () = assert!(size_of::<ClassSettings>() == 64);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
         == 64
             + 8 * Ingress::PLACES
-            + 56 * MAX_CLASSES
+            + 64 * MAX_CLASSES
             + 8 * L4Index::COUNT
             + 3 * size_of::<Dimension>()
 );

@@ -41,6 +41,7 @@ impl Bench {
                 .map(|(name, ifindex)| HostInterface { name: (*name).into(), ifindex: *ifindex })
                 .collect(),
             monotonic: now()?,
+            tick: limiter_agent::host::tick(),
             wall: SystemTime::now(),
         };
         let plan = plan(&config, &host, None)?;
