@@ -170,6 +170,8 @@ pub struct SentByCpu {
     pub first: Duration,
     /// `CLOCK_MONOTONIC` at the last frame.
     pub last: Duration,
+    /// The longest time between two of its frames: its thread was not running.
+    pub pause: Duration,
 }
 
 impl Sent {
@@ -202,6 +204,17 @@ impl Sent {
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.last().saturating_sub(self.first())
+    }
+
+    /// An upper bound for the longest time without a frame of any CPU. A bucket that takes longer
+    /// to fill was never full in between.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        let (first, last) = (self.first(), self.last());
+        let pauses = self.per_cpu.iter().filter(|cpu| cpu.frames > 0).map(|cpu| {
+            cpu.pause.max(cpu.first.saturating_sub(first)).max(last.saturating_sub(cpu.last))
+        });
+        pauses.min().unwrap_or_default()
     }
 }
 
@@ -259,6 +272,7 @@ impl Generator {
             frames: slots[cpu].sent,
             first: Duration::from_nanos(slots[cpu].first),
             last: Duration::from_nanos(slots[cpu].last),
+            pause: Duration::from_nanos(slots[cpu].pause),
         });
         let mut sent = Sent { per_cpu: per_cpu.collect(), lost: 0 };
         sent.lost = self.lost_since(before, sent.total())?;

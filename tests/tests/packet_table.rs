@@ -590,3 +590,37 @@ fn kernel_and_host_agree_on_random_frames() -> Result<()> {
     bench.check_counters()?;
     bench.check_run_count()
 }
+
+/// The same on other kernels.
+mod vm {
+    use std::{env, time::Duration};
+
+    use anyhow::Result;
+    use limiter_tests::vm::{Kernel, VmSpec, run_ok};
+
+    /// Thousands of random frames would take minutes on emulated CPUs.
+    const TEST: &str = "every_row_of_the_table_holds_in_the_kernel_and_on_the_host";
+
+    fn the_table_holds_on(kernel: Kernel) -> Result<()> {
+        let spec = VmSpec {
+            binary: &env::current_exe()?,
+            arguments: &["--exact", TEST],
+            companions: &[],
+            smp: 2,
+            timeout: Duration::from_mins(3),
+        };
+        let output = run_ok(kernel, &spec)?;
+        assert!(output.console.contains("test result: ok. 1 passed"), "{}", output.console);
+        Ok(())
+    }
+
+    #[test]
+    fn the_table_holds_on_6_1() -> Result<()> {
+        the_table_holds_on(Kernel::V6_1)
+    }
+
+    #[test]
+    fn the_table_holds_on_6_12() -> Result<()> {
+        the_table_holds_on(Kernel::V6_12)
+    }
+}

@@ -83,10 +83,12 @@ fn send(ctx: &XdpContext) -> Option<()> {
     progress.due += plan.interval;
     progress.left -= 1;
     progress.sent += 1;
-    progress.last = now;
     if progress.first == 0 {
         progress.first = now;
+    } else {
+        progress.pause = progress.pause.max(now - progress.last);
     }
+    progress.last = now;
     Some(())
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Progress {
     pub(crate) first: u64,
     /// When the last frame left.
     pub(crate) last: u64,
+    /// The longest time between two frames.
+    pub(crate) pause: u64,
 }
 
 /// What a counting program saw on one CPU.
