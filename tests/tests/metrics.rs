@@ -213,8 +213,8 @@ fn the_maps_take_the_memory_that_check_announces() -> Result<()> {
             assert!((capacity - f64::from(sources)).abs() < 0.5, "{family}: {capacity}");
         }
         // A source takes at least its key, its bucket and the kernel's own 48 bytes.
-        let least = 76 * (u64::try_from(ipv4)? + u64::try_from(ipv6)?);
-        assert!(taken > least && taken > last, "{taken} bytes");
+        let entries = 76 * (u64::try_from(ipv4)? + u64::try_from(ipv6)?);
+        assert!(taken > entries && taken > last, "{taken} bytes");
         last = taken;
         agent.terminate()?;
     }
@@ -398,8 +398,8 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() -> Result<()> {
     let long_path = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "a".repeat(100_000));
     let long_header =
         format!("GET /metrics HTTP/1.1\r\nHost: a\r\nA: {}\r\n\r\n", "a".repeat(1 << 20));
-    let headers: String = (0..1000).map(|i| format!("A{i}: a\r\n")).collect();
-    let many_headers = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{headers}\r\n");
+    let headers: Vec<_> = (0..1000).map(|i| format!("A{i}: a\r\n")).collect();
+    let many_headers = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{}\r\n", headers.concat());
     let reload =
         |rest: &str| format!("POST /v1/reload HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{rest}");
     let long_body = reload(&format!("Content-Length: {}\r\n\r\n{}", 1 << 20, "a".repeat(1 << 20)));
@@ -426,13 +426,13 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() -> Result<()> {
     let reads_only = [reload("Content-Length: 0\r\n\r\n")];
     for request in everywhere.iter().chain(&reads_only) {
         let (status, _) = edge.near.netns.run(|| tcp(request.as_bytes()))?;
-        assert!((400..500).contains(&status), "{status} for {:.80?}", request);
+        assert!((400..500).contains(&status), "{status} for {request:.80?}");
     }
     for request in &everywhere {
         let stream = UnixStream::connect(control(&agent))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let (status, _) = exchange(stream, request.as_bytes())?;
-        assert!((400..500).contains(&status), "{status} for {:.80?}", request);
+        assert!((400..500).contains(&status), "{status} for {request:.80?}");
     }
 
     // A torn request gets no answer, since the one who asked has hung up.
