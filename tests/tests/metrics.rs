@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{Shutdown, SocketAddr, TcpStream},
     os::unix::{
         fs::{FileTypeExt as _, MetadataExt as _},
         net::UnixStream,
@@ -173,7 +173,8 @@ fn what_is_exported_is_what_is_documented() -> Result<()> {
 fn memlock(pid: u32) -> Result<u64> {
     let mut maps = BTreeMap::<u64, u64>::new();
     for descriptor in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        let text = fs::read_to_string(descriptor?.path())?;
+        // Some are closed while they are listed.
+        let Ok(text) = fs::read_to_string(descriptor?.path()) else { continue };
         let field =
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         if let (Some(id), Some(memlock)) = (field("map_id:"), field("memlock:")) {
@@ -212,8 +213,8 @@ fn the_maps_take_the_memory_that_check_announces() -> Result<()> {
             assert!((capacity - f64::from(sources)).abs() < 0.5, "{family}: {capacity}");
         }
         // A source takes at least its key, its bucket and the kernel's own 48 bytes.
-        let least = 76 * (u64::try_from(ipv4)? + u64::try_from(ipv6)?);
-        assert!(taken > least && taken > last, "{taken} bytes");
+        let entries = 76 * (u64::try_from(ipv4)? + u64::try_from(ipv6)?);
+        assert!(taken > entries && taken > last, "{taken} bytes");
         last = taken;
         agent.terminate()?;
     }
@@ -322,7 +323,26 @@ fn healthz_fails_while_an_interface_is_gone() -> Result<()> {
     assert_eq!(status, 503, "the new edge0 is not guarded yet");
     agent.reload(&configuration)?;
     assert_eq!(agent.get("/healthz")?, r#"{"status":"ok","problems":[]}"#);
+
+    // Somebody detaches the program by force; a reload attaches it again.
+    let program = program_of(&edge.near)?.context("it is attached")?;
+    let mut show = Command::new("bpftool");
+    show.args(["--json", "link", "show"]);
+    let output = process::output(&mut show, PATIENCE)?;
+    let links: Value = serde_json::from_slice(&output.stdout)?;
+    let link = links.as_array().into_iter().flatten().find(|link| link["prog_id"] == program);
+    let link = link.context("the link is listed")?["id"].to_string();
+    let mut detach = Command::new("bpftool");
+    detach.args(["link", "detach", "id", &link]);
+    assert!(process::output(&mut detach, PATIENCE)?.status.success());
+    let (status, body) = edge.near.netns.run(|| tcp(b"GET /healthz HTTP/1.0\r\n\r\n"))?;
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains("the program is no longer attached to edge0"), "{body}");
+    agent.reload(&configuration)?;
+    assert_eq!(agent.get("/healthz")?, r#"{"status":"ok","problems":[]}"#);
+    assert_eq!(program_of(&edge.near)?, Some(program));
     agent.terminate()?;
+    assert_eq!(program_of(&edge.near)?, None);
     Ok(())
 }
 
@@ -378,8 +398,8 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() -> Result<()> {
     let long_path = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "a".repeat(100_000));
     let long_header =
         format!("GET /metrics HTTP/1.1\r\nHost: a\r\nA: {}\r\n\r\n", "a".repeat(1 << 20));
-    let headers: String = (0..1000).map(|i| format!("A{i}: a\r\n")).collect();
-    let many_headers = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{headers}\r\n");
+    let headers: Vec<_> = (0..1000).map(|i| format!("A{i}: a\r\n")).collect();
+    let many_headers = format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{}\r\n", headers.concat());
     let reload =
         |rest: &str| format!("POST /v1/reload HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{rest}");
     let long_body = reload(&format!("Content-Length: {}\r\n\r\n{}", 1 << 20, "a".repeat(1 << 20)));
@@ -401,21 +421,28 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() -> Result<()> {
         reload("Content-Length: -1\r\n\r\n"),
         reload("Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
         reload("Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n"),
-        reload("Content-Length: 10\r\n\r\ntorn"),
     ];
     // The metrics listener has no reload at all.
     let reads_only = [reload("Content-Length: 0\r\n\r\n")];
     for request in everywhere.iter().chain(&reads_only) {
         let (status, _) = edge.near.netns.run(|| tcp(request.as_bytes()))?;
-        assert!((400..500).contains(&status), "{status} for {:.80?}", request);
+        assert!((400..500).contains(&status), "{status} for {request:.80?}");
     }
     for request in &everywhere {
         let stream = UnixStream::connect(control(&agent))?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let (status, _) =
-            exchange(stream, |it| it.shutdown(std::net::Shutdown::Write), request.as_bytes())?;
-        assert!((400..500).contains(&status), "{status} for {:.80?}", request);
+        let (status, _) = exchange(stream, request.as_bytes())?;
+        assert!((400..500).contains(&status), "{status} for {request:.80?}");
     }
+
+    // A torn request gets no answer, since the one who asked has hung up.
+    let mut stream = UnixStream::connect(control(&agent))?;
+    stream.write_all(reload("Content-Length: 10\r\n\r\ntorn").as_bytes())?;
+    stream.shutdown(Shutdown::Write)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
 
     let after = agent.metrics()?;
     for name in [
@@ -434,6 +461,13 @@ fn requests_that_make_no_sense_are_refused_and_change_nothing() -> Result<()> {
     Ok(())
 }
 
+/// The id of the XDP program on an interface, if there is one.
+fn program_of(interface: &Interface) -> Result<Option<u64>> {
+    let links = interface.netns.ip(&["-json", "link", "show", "dev", &interface.name])?;
+    let links: Value = serde_json::from_str(&links)?;
+    Ok(links[0]["xdp"]["prog"]["id"].as_u64())
+}
+
 fn control(agent: &Agent) -> PathBuf {
     agent.configuration().with_file_name("control.sock")
 }
@@ -441,15 +475,11 @@ fn control(agent: &Agent) -> PathBuf {
 fn tcp(request: &[u8]) -> Result<(u16, String)> {
     let stream = TcpStream::connect(METRICS)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    exchange(stream, |it| it.shutdown(std::net::Shutdown::Write), request)
+    exchange(stream, request)
 }
 
 /// Sends a request and no more, and returns the status and body of the answer.
-fn exchange<S: Read + Write>(
-    mut stream: S,
-    end: impl Fn(&S) -> std::io::Result<()>,
-    request: &[u8],
-) -> Result<(u16, String)> {
+fn exchange<S: Read + Write>(mut stream: S, request: &[u8]) -> Result<(u16, String)> {
     let refused = |error: &std::io::Error| {
         matches!(
             error.kind(),
@@ -457,7 +487,7 @@ fn exchange<S: Read + Write>(
         )
     };
     // The answer may come, and the connection end, before all has been sent.
-    if let Err(error) = stream.write_all(request).and_then(|()| end(&stream))
+    if let Err(error) = stream.write_all(request)
         && !refused(&error)
     {
         return Err(error.into());
