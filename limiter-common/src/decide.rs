@@ -81,12 +81,11 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
     else {
         return outside(packet.family(), Reason::NoSettings);
     };
-    let reason = match class.mode {
-        Mode::BYPASS => Reason::Bypass,
-        _ => {
-            let now = env.now(class.clock);
-            judge(&Arrival { packet: &packet, length, slot, now, order, class }, settings, env)
-        }
+    let reason = if class.mode == Mode::BYPASS {
+        Reason::Bypass
+    } else {
+        let now = env.now(class.clock);
+        judge(&Arrival { packet: &packet, length, slot, now, order, class }, settings, env)
     };
     Outcome {
         slot,
