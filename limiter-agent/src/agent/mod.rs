@@ -3,6 +3,7 @@
 
 mod attach;
 mod changes;
+mod ledger;
 mod report;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use crate::plan::{self, Host, HostInterface, Plan, PlanError};
 use crate::status::{Reload, utc};
 
 use attach::Attached;
+use ledger::Ledger;
 
 /// The running agent. It is attached until it is dropped.
 pub struct Agent {
@@ -29,6 +31,7 @@ pub struct Agent {
     config: Config,
     plan: Plan,
     datapath: Datapath,
+    ledger: Ledger,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
 }
@@ -89,6 +92,7 @@ impl Agent {
             config,
             plan,
             datapath,
+            ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
         };
         agent.log_settings();
@@ -139,7 +143,8 @@ impl Agent {
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
             .map_err(|error| request(vec![unplannable(&error)]))?;
         plan.fits(self.datapath.sizes()).map_err(|error| request(vec![error.to_string()]))?;
-        let (news, gone) = self.moves(&plan);
+        let (news, gone) = self.moves(&plan, &links);
+        let counters = self.datapath.counters().map_err(|error| machine(error.to_string()))?;
         // New interfaces first: until the switch their packets are counted as of an unknown one.
         let attached = attach::attach(&mut self.datapath, &news, &links).await.map_err(machine)?;
         if let Err(error) = self.datapath.apply(&plan) {
@@ -159,14 +164,19 @@ impl Agent {
         if changes.is_empty() {
             changes.push("no changes".to_owned());
         }
+        self.ledger.hand_over(&counters, &self.plan.names, &plan.names);
         self.config = config;
         self.plan = plan;
         Ok(changes)
     }
 
-    /// The interfaces that `plan` adds, and the indexes of those it no longer has.
-    fn moves(&self, plan: &Plan) -> (Vec<plan::Guarded>, Vec<u32>) {
-        let news = plan.interfaces.iter().filter(|it| !self.attached.contains_key(&it.ifindex));
+    /// The interfaces that `plan` adds or that have lost the program, and the indexes of those that
+    /// it no longer has.
+    fn moves(&self, plan: &Plan, links: &[Link]) -> (Vec<plan::Guarded>, Vec<u32>) {
+        let well = |ifindex| {
+            self.attached.get(ifindex).is_some_and(|attached| attached.problem(links).is_none())
+        };
+        let news = plan.interfaces.iter().filter(|it| !well(&it.ifindex));
         let gone = self
             .attached
             .keys()

@@ -1,6 +1,6 @@
 //! The agent's state for `status` and for metrics.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
@@ -14,7 +14,7 @@ use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, Status, Table, Total,
     utc,
 };
-use crate::telemetry::{InterfaceInfo, PacketCount, Snapshot};
+use crate::telemetry::{InterfaceInfo, Snapshot};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -28,7 +28,7 @@ impl Agent {
         let holds = |expires: Option<SystemTime>| expires.is_none_or(|at| now < at);
         let config = &self.config;
         Ok(Snapshot {
-            packets: self.packets()?,
+            packets: self.ledger.rows(&self.datapath.counters()?, &self.plan.names),
             capacities: self.capacities().to_vec(),
             created: self
                 .datapath
@@ -89,23 +89,6 @@ impl Agent {
             },
             totals: totals(&self.datapath.counters()?),
         })
-    }
-
-    fn packets(&self) -> Result<Vec<PacketCount>, DatapathError> {
-        let slots: HashMap<_, _> =
-            self.plan.names.slots().map(|(name, slot)| (slot, name)).collect();
-        let classes: HashMap<_, _> =
-            self.plan.names.classes().map(|(name, id)| (id, name)).collect();
-        let counters = self.datapath.counters()?;
-        let rows = counters.into_iter().map(|(outcome, count)| PacketCount {
-            interface: (*slots.get(&outcome.slot).unwrap_or(&"unknown")).to_owned(),
-            family: outcome.family.label(),
-            class: (*classes.get(&outcome.class).unwrap_or(&"none")).to_owned(),
-            reason: outcome.reason.label(),
-            action: outcome.action.label(),
-            count,
-        });
-        Ok(rows.collect())
     }
 
     /// Of the maps as they were made, whatever the file says now.

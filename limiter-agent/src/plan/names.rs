@@ -12,8 +12,8 @@ use super::sizes;
 /// of a name that went away stays reserved for it: should it come back, it finds its counters, and
 /// nobody else's counters jump. Only when no number is free that the maps have room for, a new
 /// name takes the lowest reserved one. (It then meets buckets and counters of the old name: the
-/// buckets are clamped to the new limits at their first packet, and the counters go on.) A restart
-/// begins anew.
+/// buckets are clamped to the new limits at their first packet, and the agent tells the counters
+/// apart.) A restart begins anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     classes: Numbers,
