@@ -317,11 +317,14 @@ fn on_one_line(text: String) -> String {
     if !text.contains(char::is_control) {
         return text;
     }
-    let escaped = |letter: char| match letter.is_control() {
-        true => letter.escape_default().to_string(),
-        false => letter.to_string(),
-    };
-    text.chars().map(escaped).collect()
+    text.chars().fold(String::new(), |mut line, letter| {
+        if letter.is_control() {
+            line.extend(letter.escape_default());
+        } else {
+            line.push(letter);
+        }
+        line
+    })
 }
 
 fn join(path: &str, key: &str) -> String {
