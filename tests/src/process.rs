@@ -20,6 +20,14 @@ use nix::sys::{
 /// # Errors
 /// If it cannot be started or takes too long; then with what it printed.
 pub fn output(command: &mut Command, patience: Duration) -> Result<Output> {
+    output_from(Stdio::null(), command, patience)
+}
+
+/// The same with something to read.
+///
+/// # Errors
+/// As for [`output`].
+pub fn output_from(stdin: Stdio, command: &mut Command, patience: Duration) -> Result<Output> {
     let what = format!("{command:?}");
     let prepare = || {
         set_pdeathsig(Signal::SIGKILL)?;
@@ -29,7 +37,7 @@ pub fn output(command: &mut Command, patience: Duration) -> Result<Output> {
     };
     // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
     unsafe { command.pre_exec(prepare) };
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| what.clone())?;
     let stdout = read(child.stdout.take().context("its standard output is piped")?);
     let stderr = read(child.stderr.take().context("its standard error is piped")?);
