@@ -35,7 +35,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// For a start to fail or succeed; long, since the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Numbers of capabilities (`linux/capability.h`).
 const CAP_NET_ADMIN: libc::c_ulong = 12;
@@ -87,19 +87,9 @@ impl Host {
     /// Waits for a start to fail, which must leave nothing behind, and returns what it said: one
     /// sentence.
     fn refusal(&self, command: &mut Command, code: i32) -> Result<String> {
-        let refusal = self.refusal_beside(command, code)?;
+        let refusal = refusal_beside(command, code)?;
         self.assert_clean()?;
         Ok(refusal)
-    }
-
-    /// The same where others have left something on purpose.
-    fn refusal_beside(&self, command: &mut Command, code: i32) -> Result<String> {
-        let output = process::output(command, PATIENCE)?;
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{said}");
-        assert_eq!(text(&output.stdout), "");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        Ok(said)
     }
 
     fn assert_clean(&self) -> Result<()> {
@@ -132,6 +122,17 @@ impl Host {
         ensure!(output.status.success(), "{output:?}");
         Ok(serde_json::from_slice(&output.stdout)?)
     }
+}
+
+/// Waits for a start to fail and returns what it said, one sentence; others may have left something
+/// on purpose.
+fn refusal_beside(command: &mut Command, code: i32) -> Result<String> {
+    let output = process::output(command, PATIENCE)?;
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    Ok(said)
 }
 
 /// A running agent; killed when the handle is dropped.
@@ -286,7 +287,7 @@ fn somebody_elses_program_is_named_and_stays() -> Result<()> {
     let theirs = host.program(&host.edge)?.context("it is attached")?;
     for xdp in ["native", "generic", "auto"] {
         let mut command = host.run(&guarding(&[("edge1", "native"), ("edge0", xdp)]))?;
-        let said = host.refusal_beside(&mut command, 3)?;
+        let said = refusal_beside(&mut command, 3)?;
         let named = format!(
             "edge0 already has an XDP program that somebody else attached: id {theirs}, named \
              count_pass; stop what attached it"
@@ -399,13 +400,13 @@ fn a_second_agent_does_not_disturb_the_first() -> Result<()> {
     assert!(program.is_some());
 
     // Everything the same: they meet at the metrics address.
-    let said = host.refusal_beside(&mut host.run(&edge())?, 3)?;
+    let said = refusal_beside(&mut host.run(&edge())?, 3)?;
     assert!(said.starts_with(&format!("cannot serve metrics on {METRICS}: ")), "{said}");
     assert!(said.contains("--metrics-listen"), "{said}");
 
     // Another address: at the control socket.
     let mut command = host.run(&edge())?;
-    let said = host.refusal_beside(command.args(["--metrics-listen", "127.0.0.1:9479"]), 3)?;
+    let said = refusal_beside(command.args(["--metrics-listen", "127.0.0.1:9479"]), 3)?;
     let named = format!("another limiter-agent answers on {}; ", host.socket().display());
     assert!(said.starts_with(&named), "{said}");
 
@@ -413,7 +414,7 @@ fn a_second_agent_does_not_disturb_the_first() -> Result<()> {
     let mut command = host.netns().command(agent::binary()?);
     command.arg("run").arg("--config").arg(host.path("limiter.toml"));
     command.arg("--control-socket").arg(host.path("second.sock"));
-    let said = host.refusal_beside(command.args(["--metrics-listen", "127.0.0.1:9479"]), 3)?;
+    let said = refusal_beside(command.args(["--metrics-listen", "127.0.0.1:9479"]), 3)?;
     assert!(said.starts_with("edge0 already has an XDP program"), "{said}");
     assert!(!host.path("second.sock").exists());
 
@@ -471,7 +472,7 @@ fn a_killed_agents_socket_is_in_nobodys_way() -> Result<()> {
     }
 
     // One that fails leaves the file alone or removes it; one that starts takes its place.
-    host.refusal_beside(&mut host.run(&guarding(&[("eth7", "native")]))?, 3)?;
+    refusal_beside(&mut host.run(&guarding(&[("eth7", "native")]))?, 3)?;
     let daemon = host.start(&edge())?;
     assert_eq!(host.status()?["pid"], daemon.child.id());
     daemon.stop()?;
