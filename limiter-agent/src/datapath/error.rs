@@ -1,5 +1,7 @@
 //! What can go wrong between the agent and the kernel.
 
+use std::io;
+
 use aya::{
     EbpfError,
     maps::MapError,
@@ -12,6 +14,12 @@ pub enum DatapathError {
     /// The kernel refused the object or could not make a map.
     #[error("the kernel refused the XDP object: {}", chain(.0))]
     Load(#[source] Box<EbpfError>),
+    /// The kernel has no memory for a map.
+    #[error(
+        "the kernel has not enough memory for the maps ({}); make ipv4_sources and ipv6_sources \
+         in [table] smaller, or give the host, or the agent's memory cgroup, more", chain(.0)
+    )]
+    Memory(#[source] Box<EbpfError>),
     /// The kernel refused the program.
     #[error("the kernel refused the XDP program: {}", chain(.0))]
     Program(#[source] ProgramError),
@@ -53,13 +61,58 @@ impl DatapathError {
         }
     }
 
+    pub(super) fn load(error: EbpfError) -> Self {
+        let causes = causes(&error).filter_map(|cause| cause.downcast_ref::<io::Error>());
+        let no_memory = causes.filter_map(io::Error::raw_os_error).any(|it| it == libc::ENOMEM);
+        let error = Box::new(error);
+        if no_memory { Self::Memory(error) } else { Self::Load(error) }
+    }
+
     pub(super) fn map(map: &'static str, source: MapError) -> Self {
         Self::Map { map, source }
     }
 }
 
-/// The messages of an error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+/// The messages of an error and its causes in one line. Many of aya's repeat their cause's.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    causes(error).map(ToString::to_string).fold(String::new(), |mut line, message| {
+        if !line.ends_with(&message) {
+            let separator = if line.is_empty() { "" } else { ": " };
+            line = format!("{line}{separator}{message}");
+        }
+        line
+    })
+}
+
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(errno: i32) -> String {
+        let io_error = io::Error::from_raw_os_error(errno);
+        let error = MapError::CreateError { name: "BUCKETS_V4".into(), io_error };
+        DatapathError::load(EbpfError::MapError(error)).to_string()
+    }
+
+    #[test]
+    fn no_memory_is_said_with_the_way_out() {
+        let text = refused(libc::ENOMEM);
+        assert!(text.starts_with("the kernel has not enough memory for the maps"), "{text}");
+        assert!(text.contains("[table]"), "{text}");
+        let text = refused(libc::EPERM);
+        assert!(text.starts_with("the kernel refused the XDP object: "), "{text}");
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let text = refused(libc::EPERM);
+        assert_eq!(text.matches("BUCKETS_V4").count(), 1, "{text}");
+        assert_eq!(text.matches("Operation not permitted").count(), 1, "{text}");
+    }
 }

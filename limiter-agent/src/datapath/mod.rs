@@ -53,7 +53,7 @@ impl Datapath {
             .map_max_entries(map::BUCKETS_V6, sizes.ipv6_sources)
             .map_max_entries(map::COUNTERS, sizes.counters.cells())
             .load(OBJECT)
-            .map_err(|error| DatapathError::Load(Box::new(error)))?;
+            .map_err(DatapathError::load)?;
         xdp_mut(&mut ebpf)?.load().map_err(DatapathError::Program)?;
         let mut banks = Banks::default();
         banks.install(&mut ebpf, &sizes, plan)?;
