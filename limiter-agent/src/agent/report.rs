@@ -81,6 +81,7 @@ impl Agent {
                 .capacities()
                 .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
                 .to_vec(),
+            new_sources: limit(config.table.new_sources),
             map_memory_bytes: map_memory(self.datapath.sizes()),
             config: ConfigState {
                 path: self.args.config.display().to_string(),
@@ -135,16 +136,18 @@ pub(super) fn mode(config: &Config, class: &config::Class) -> Mode {
 }
 
 fn classes(config: &Config) -> Vec<Class> {
-    let limit = |budget: Option<Budget>| {
-        budget.map(|it| Limit { per_second: it.rate.per_second(), burst: it.burst })
-    };
     let classes = config.classes.iter().map(|class| Class {
         name: class.name.clone(),
         mode: mode(config, class).to_string(),
-        packets: limit(class.allowance.packets),
-        bytes: limit(class.allowance.bytes),
+        packets: class.allowance.packets.map(limit),
+        bytes: class.allowance.bytes.map(limit),
+        new_sources: class.new_sources.map(limit),
     });
     classes.collect()
+}
+
+fn limit(budget: Budget) -> Limit {
+    Limit { per_second: budget.rate.per_second(), burst: budget.burst }
 }
 
 fn exemptions(config: &Config) -> Vec<Exemption> {

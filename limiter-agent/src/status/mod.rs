@@ -34,6 +34,8 @@ pub struct Status {
     pub blocks: Vec<Block>,
     /// The bucket tables.
     pub tables: Vec<Table>,
+    /// How many new sources are let in, all classes together.
+    pub new_sources: Limit,
     /// What all maps take, in bytes of kernel memory.
     pub map_memory_bytes: u64,
     /// Where the settings come from.
@@ -77,6 +79,8 @@ pub struct Class {
     pub packets: Option<Limit>,
     /// The limit in bytes.
     pub bytes: Option<Limit>,
+    /// Its share of the new sources.
+    pub new_sources: Option<Limit>,
 }
 
 /// A token bucket.

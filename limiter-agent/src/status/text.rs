@@ -21,6 +21,8 @@ impl fmt::Display for Status {
         writeln!(out, "faults:   {}", policies.join(", "))?;
         config(out, &self.config)?;
         tables(out, &self.tables, self.map_memory_bytes)?;
+        let (per_second, burst) = limit(Some(self.new_sources));
+        writeln!(out, "new:      {per_second} sources/s let in, burst {burst}")?;
         interfaces(out, &self.interfaces)?;
         classes(out, &self.classes)?;
         exemptions(out, &self.exemptions)?;
@@ -66,11 +68,13 @@ fn interfaces(out: &mut fmt::Formatter<'_>, interfaces: &[Interface]) -> fmt::Re
 }
 
 fn classes(out: &mut fmt::Formatter<'_>, classes: &[Class]) -> fmt::Result {
-    let mut grid = Grid::new(&["CLASS", "MODE", "PACKETS/S>", "BURST>", "BYTES/S>", "BURST>"]);
+    let mut grid =
+        Grid::new(&["CLASS", "MODE", "PACKETS/S>", "BURST>", "BYTES/S>", "BURST>", "NEW/S>"]);
     for class in classes {
         let (rate, burst) = limit(class.packets);
         let (byte_rate, byte_burst) = limit(class.bytes);
-        grid.row([&class.name, &class.mode, &*rate, &burst, &byte_rate, &byte_burst]);
+        let (news, _) = limit(class.new_sources);
+        grid.row([&class.name, &class.mode, &*rate, &burst, &byte_rate, &byte_burst, &news]);
     }
     grid.write(out)
 }
@@ -231,12 +235,14 @@ mod tests {
                     mode: "enforce".into(),
                     packets: Some(Limit { per_second: 1000.0, burst: 2000 }),
                     bytes: Some(Limit { per_second: 500_000.0, burst: 262_144 }),
+                    new_sources: Some(Limit { per_second: 2000.0, burst: 20_000 }),
                 },
                 Class {
                     name: "rest".into(),
                     mode: "observe".into(),
                     packets: Some(Limit { per_second: 1.0 / 60.0, burst: 1 }),
                     bytes: None,
+                    new_sources: None,
                 },
             ],
             exemptions: vec![Exemption {
@@ -255,6 +261,7 @@ mod tests {
                 Table { family: "ipv4".into(), capacity: 1_000_000 },
                 Table { family: "ipv6".into(), capacity: 1_000_000 },
             ],
+            new_sources: Limit { per_second: 10_000.0, burst: 100_000 },
             map_memory_bytes: 200 << 20,
             config: ConfigState {
                 path: "/etc/limiter/limiter.toml".into(),
@@ -285,13 +292,14 @@ config:   /etc/limiter/limiter.toml, read 2026-11-30 15:00:00 UTC
           RELOAD FAILED at 2026-11-30 16:00:00 UTC; the old settings stay:
           limiter.toml:3:1: bad; better
 tables:   1,000,000 ipv4 sources, 1,000,000 ipv6 sources; maps take 200.0 MiB
+new:      10,000 sources/s let in, burst 100,000
 
 INTERFACE  INDEX  XDP     DRIVER      ATTACHED BY
 eth0           2  native  virtio_net  link
 
-CLASS  MODE     PACKETS/S  BURST  BYTES/S    BURST
-dns    enforce      1,000  2,000  500,000  262,144
-rest   observe      0.017      1        -        -
+CLASS  MODE     PACKETS/S  BURST  BYTES/S    BURST  NEW/S
+dns    enforce      1,000  2,000  500,000  262,144  2,000
+rest   observe      0.017      1        -        -      -
 
 EXEMPT      INTERFACE       EXPIRES  OWNER
 10.0.0.0/8  any, SPOOFABLE  never    platform
