@@ -84,7 +84,7 @@ fn memory(config: &Config) -> Result<Option<u64>, PlanError> {
     let patterns = config.interfaces.iter().map(|interface| &interface.name).chain(bound);
     let interfaces = patterns.zip(1..).map(|(pattern, ifindex)| {
         let name = pattern.as_str().replace(['*', '?'], "0");
-        HostInterface { name, ifindex }
+        HostInterface { name, ifindex, mtu: 1500 }
     });
     let host = Host {
         interfaces: interfaces.collect(),

@@ -14,6 +14,7 @@
 //! at, and its cost is a debt that later packets wait for.
 
 use crate::time::Tick;
+use crate::units::MAX_TOLERANCE;
 
 /// Compare-and-swap attempts before a charge is added blindly. Each lost race is another CPU's
 /// charge, so this many in a row is rare even with many cores on one bucket.
@@ -62,11 +63,12 @@ pub fn charge<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) {
 }
 
 /// Shortens a debt left by a looser limit to the present `tolerance`, so that a limit that was
-/// raised is felt at once. Losing the race leaves the debt to the next change of settings.
+/// raised is felt at once. What is further ahead than any limit allows is left over from before the
+/// time line wrapped, and left alone. Losing the race leaves the debt to the next change of settings.
 #[inline(always)]
 pub fn clamp<C: Cell>(cell: &C, now: Tick, tolerance: u64) {
     let current = cell.load();
-    if debt(current, now, u64::MAX) > tolerance {
+    if debt(current, now, MAX_TOLERANCE + Tick::PER_SECOND) > tolerance {
         cell.compare_exchange(current, now.plus(tolerance).0);
     }
 }
@@ -222,6 +224,7 @@ mod tests {
             let tat = AtomicU64::new(begin.0);
             prop_assert_eq!(run(&tat, begin, 0, 60, limit.cost(), limit.tolerance()), 50);
             let later = Tick::from(Nanos(start + idle));
+            clamp(&tat, later, limit.tolerance());
             prop_assert_eq!(run(&tat, later, 0, 60, limit.cost(), limit.tolerance()), 50);
         }
 

@@ -106,17 +106,18 @@ struct Arrival<'a> {
     class: &'a ClassSettings,
 }
 
-/// ARP and neighbour discovery: a cap for the whole interface, so that neither starves and neither
-/// can be used to flood.
+/// ARP and neighbour discovery: one cap for both on an interface, so that neither can be used to
+/// flood.
 #[inline(always)]
 fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
     let cap = &settings.neighbours;
     let now = env.now(Clock::FINE);
-    match env.neighbours(slot) {
-        Some(cell) if !bucket::admit(&cell, now.into(), cap.cost(), cap.tolerance()) => {
-            Reason::NeighbourRate
-        }
-        _ => Reason::Neighbour,
+    let Some(cell) = env.neighbours(slot) else { return Reason::Neighbour };
+    bucket::clamp(&cell, now.into(), cap.tolerance());
+    if bucket::admit(&cell, now.into(), cap.cost(), cap.tolerance()) {
+        Reason::Neighbour
+    } else {
+        Reason::NeighbourRate
     }
 }
 
@@ -163,6 +164,11 @@ fn is_welcome<E: Env>(class: &ClassSettings, now: Tick, settings: &Settings, env
     let (Some(common), Some(own)) = (env.budget(ClassId::NONE), env.budget(class.id)) else {
         return true;
     };
+    // They are not resolved anew after a reload as sources are, so a debt is shortened here.
+    bucket::clamp(&common, now, all.tolerance());
+    if share.is_limited() {
+        bucket::clamp(&own, now, share.tolerance());
+    }
     if share.is_limited() && !bucket::conforms(&own, now, share.cost(), share.tolerance()) {
         return false;
     }

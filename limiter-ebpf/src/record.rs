@@ -44,6 +44,7 @@ fn announce(ctx: &XdpContext, reason: u32) {
         Some(Reason::PacketRate) => info!(ctx, "first packet over a packet rate"),
         Some(Reason::ByteRate) => info!(ctx, "first packet over a byte rate"),
         Some(Reason::Blocked) => info!(ctx, "first packet of a blocked source"),
+        Some(Reason::NewSource) => info!(ctx, "first packet over the budget for new sources"),
         Some(Reason::Malformed) => info!(ctx, "first malformed packet"),
         Some(Reason::NeighbourRate) => {
             info!(ctx, "first ARP or neighbour discovery packet over its cap")

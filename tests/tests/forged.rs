@@ -85,6 +85,41 @@ fn hold(family: &str, template: (SocketAddr, SocketAddr), sources: Sources) -> R
     Ok(())
 }
 
+/// A spent budget leaves a debt that was sized by its old rate; a reload that raises the rate shortens
+/// it.
+#[test]
+fn a_raised_budget_is_felt_at_once() -> Result<()> {
+    let (client, edge) = link()?;
+    let spent = CONFIG.replace("\"1000/s\", burst = 500", "\"100/s\", burst = 150");
+    assert_ne!(spent, CONFIG);
+    let agent = Agent::start(&edge.netns, &spent)?;
+    let mut generator = Generator::new(&client)?;
+    let path = frames::Path {
+        source_mac: client.mac,
+        destination_mac: edge.mac,
+        source: SocketAddr::from(([10, 0, 0, 1], 4000)),
+        destination: SocketAddr::from((SERVER, 9)),
+    };
+    let mut first = Ipv4Addr::new(10, 0, 0, 0);
+    let mut flood = |seconds| {
+        let sources = Sources::Ipv4 { first, count: 1 << 20, order: Order::Random };
+        first = Ipv4Addr::from(u32::from(first) + (1 << 20));
+        let flood = Flood::new(frames::udp(&path, 18), 20_000.0, Duration::from_secs(seconds));
+        generator.flood(&flood.sources(sources))
+    };
+    flood(1)?;
+    agent.reload(CONFIG)?;
+    let before = agent.metrics()?;
+    let sent = flood(1)?;
+    let created = agent.metrics()?.since(&before);
+    let created = created.sum("limiter_sources_created_total", &[("family", "ipv4")]);
+    // The debt is cut to the whole new burst, so nothing but the rate is there to be had.
+    let predicted = 1_000.0 * sent.elapsed().as_secs_f64();
+    assert!(created >= 0.99 * predicted, "{created} admitted, {predicted} predicted");
+    agent.terminate()?;
+    Ok(())
+}
+
 #[test]
 fn forged_ipv4_sources_are_held_to_the_budget() -> Result<()> {
     let flood = (SocketAddr::from(([10, 0, 0, 1], 4000)), SocketAddr::from((SERVER, 9)));

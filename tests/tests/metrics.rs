@@ -341,6 +341,8 @@ fn healthz_fails_while_an_interface_is_gone() -> Result<()> {
     agent.reload(&configuration)?;
     assert_eq!(agent.get("/healthz")?, r#"{"status":"ok","problems":[]}"#);
     assert_eq!(program_of(&edge.near)?, Some(program));
+    let status: Value = serde_json::from_str(&agent.get("/v1/status")?)?;
+    assert_eq!(status["interfaces"][0]["attachment"], "link");
     agent.terminate()?;
     assert_eq!(program_of(&edge.near)?, None);
     Ok(())

@@ -171,7 +171,7 @@ fn table() -> Vec<Row> {
             "three VLAN tags",
             On::Wan,
             vec![tagged(&udp(v4(29), 9, 9, 100), &[0x8100, 0x8100, 0x88a8])],
-            vec![(Other, "none", NonIp, Pass)],
+            vec![(Other, "none", Malformed, Drop)],
         ),
         row("LLDP", On::Wan, vec![ethernet(0x88cc, &[0; 46])], vec![(Other, "none", NonIp, Pass)]),
         row(

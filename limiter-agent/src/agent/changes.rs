@@ -1,6 +1,6 @@
 //! What a reload changed, in words for the log.
 
-use crate::config::{Class, Config};
+use crate::config::{Class, Config, Exemption};
 
 /// The differences that matter to somebody who reads the log, briefly.
 pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
@@ -37,6 +37,9 @@ fn classes(old: &Config, new: &Config, changes: &mut Vec<String>) {
             Some(_) => {}
         }
     }
+    if common(old, new).ne(common(new, old)) {
+        changes.push("the order of classes changed".to_owned());
+    }
     for class in &old.classes {
         if find(new, &class.name).is_none() {
             changes.push(format!("class {} removed", class.name));
@@ -44,8 +47,22 @@ fn classes(old: &Config, new: &Config, changes: &mut Vec<String>) {
     }
 }
 
+/// The names of those classes of `config` that `other` has too, in order.
+fn common<'a>(config: &'a Config, other: &'a Config) -> impl Iterator<Item = &'a str> {
+    config
+        .classes
+        .iter()
+        .map(|class| class.name.as_str())
+        .filter(|name| find(other, name).is_some())
+}
+
 fn find<'a>(config: &'a Config, name: &str) -> Option<&'a Class> {
     config.classes.iter().find(|class| class.name == name)
+}
+
+/// The exemptions, wherever they stand in the file.
+fn moved_to_line_0(config: &Config) -> Vec<Exemption> {
+    config.exemptions.iter().map(|it| Exemption { line: 0, ..it.clone() }).collect()
 }
 
 fn lists(old: &Config, new: &Config, changes: &mut Vec<String>) {
@@ -58,7 +75,7 @@ fn lists(old: &Config, new: &Config, changes: &mut Vec<String>) {
     };
     let (a, b) = (&old.prefixes, &new.prefixes);
     note("prefixes", a != b, a.len(), b.len());
-    let (a, b) = (&old.exemptions, &new.exemptions);
+    let (a, b) = (moved_to_line_0(old), moved_to_line_0(new));
     note("exemptions", a != b, a.len(), b.len());
     let (a, b) = (&old.blocks, &new.blocks);
     note("blocks", a != b, a.len(), b.len());

@@ -34,6 +34,8 @@ pub struct Agent {
     ledger: Ledger,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
+    /// Whether it has been told to stop: a reload that was waiting must not attach again.
+    stopped: bool,
 }
 
 /// Whose fault a failed reload is.
@@ -94,6 +96,7 @@ impl Agent {
             datapath,
             ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
+            stopped: false,
         };
         agent.log_settings();
         Ok(agent)
@@ -129,6 +132,7 @@ impl Agent {
 
     /// Detaches from all interfaces.
     pub fn stop(&mut self) {
+        self.stopped = true;
         for (ifindex, it) in std::mem::take(&mut self.attached) {
             self.datapath.detach(ifindex);
             info!("detached from {}", it.name);
@@ -138,6 +142,9 @@ impl Agent {
     async fn try_reload(&mut self) -> Result<Vec<String>, (Blame, Vec<String>)> {
         let request = |errors| (Blame::Request, errors);
         let machine = |error: String| (Blame::Machine, vec![error]);
+        if self.stopped {
+            return Err(machine("the agent is stopping".to_owned()));
+        }
         let config = load_config(&self.args).map_err(request)?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
@@ -160,6 +167,10 @@ impl Agent {
             self.datapath.detach(ifindex);
             let name = self.attached.remove(&ifindex).map(|it| it.name);
             changes.push(format!("detached from {}", name.unwrap_or_default()));
+        }
+        for name in &plan.gone {
+            warn!("{name} is gone and not guarded; reload when it is back");
+            changes.push(format!("without {name}, which is gone"));
         }
         if changes.is_empty() {
             changes.push("no changes".to_owned());
@@ -212,7 +223,7 @@ impl Agent {
     pub fn problems(&self, links: &[Link]) -> Vec<String> {
         let mut problems: Vec<_> =
             self.attached.values().filter_map(|it| it.problem(links)).collect();
-        if let Err(error) = self.datapath.counters() {
+        if let Err(error) = self.datapath.sources_created() {
             problems.push(error.to_string());
         }
         problems
@@ -234,7 +245,7 @@ fn host_of(links: &[Link]) -> Host {
     let (monotonic, wall) = host::clocks();
     let interfaces = links
         .iter()
-        .map(|link| HostInterface { name: link.name.clone(), ifindex: link.ifindex })
+        .map(|link| HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu })
         .collect();
     Host { interfaces, monotonic, tick: host::tick(), wall }
 }

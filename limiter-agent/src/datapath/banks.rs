@@ -86,8 +86,10 @@ impl Banks {
                 (PrefixKey::FIXED_BITS + prefix.bits, PrefixKey::new(number, prefix.address))
             })
             .collect();
-        for stale in written.extract_if(|prefix| !wanted.contains(prefix)) {
-            trie.remove(&Key::new(stale.0, stale.1)).map_err(failed)?;
+        let stale: Vec<_> = written.difference(&wanted).copied().collect();
+        for prefix in stale {
+            trie.remove(&Key::new(prefix.0, prefix.1)).map_err(failed)?;
+            written.remove(&prefix);
         }
         for prefix in &plan.prefixes {
             let bits = PrefixKey::FIXED_BITS + prefix.bits;

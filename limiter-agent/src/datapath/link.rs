@@ -44,6 +44,8 @@ impl Links {
         program: &mut Xdp,
         interface: &Guarded,
     ) -> Result<Attachment, DatapathError> {
+        // One that somebody detached by force would be counted below, and would detach on its drop.
+        self.0.remove(&interface.ifindex);
         let id = program.info().map_err(DatapathError::Program)?.id();
         let links_before = bpf_links(id);
         let (link, mode, native_refused) = match interface.xdp {

@@ -29,10 +29,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
 
 /// The loaded program with its maps and attachments.
 pub struct Datapath {
+    // Before the program, whose descriptor a netlink attachment needs when it is dropped.
+    links: Links,
     ebpf: Ebpf,
     sizes: MapSizes,
     banks: Banks,
-    links: Links,
 }
 
 impl Datapath {
@@ -46,7 +47,8 @@ impl Datapath {
         let mut ebpf = EbpfLoader::new()
             .override_global(global::COUNTER_SLOTS, &sizes.counters.slots, true)
             .override_global(global::COUNTER_CLASSES, &sizes.counters.classes, true)
-            .map_max_entries(map::PREFIXES, sizes.prefixes)
+            // One to spare: older kernels need a free one to replace the value of another.
+            .map_max_entries(map::PREFIXES, sizes.prefixes + 1)
             .map_max_entries(map::POLICIES, sizes.policies)
             .map_max_entries(map::LIMITS, sizes.limits)
             .map_max_entries(map::BUCKETS_V4, sizes.ipv4_sources)

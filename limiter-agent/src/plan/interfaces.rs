@@ -5,15 +5,31 @@ use std::collections::HashSet;
 use limiter_common::abi::{Ingress, MAX_INTERFACES};
 
 use super::{Guarded, Host, HostInterface, Names, PlanError};
-use crate::config::{Config, Xdp};
+use crate::config::{Config, Pattern, Xdp};
 
-type Chosen<'a> = Vec<(&'a HostInterface, Xdp)>;
+pub(super) type Chosen<'a> = Vec<(&'a HostInterface, Xdp)>;
+
+pub(super) struct Choice<'a> {
+    pub(super) chosen: Chosen<'a>,
+    /// See [`Plan::gone`](super::Plan::gone).
+    pub(super) gone: Vec<String>,
+}
 
 /// The host's interfaces that the configuration names. One that several entries match is attached
 /// as the entry with its very name says, else as the first glob says.
-pub(super) fn choose<'a>(config: &Config, host: &'a Host) -> Result<Chosen<'a>, PlanError> {
+pub(super) fn choose<'a>(
+    config: &Config,
+    host: &'a Host,
+    previous: Option<&Names>,
+) -> Result<Choice<'a>, PlanError> {
+    let was_guarded = |name: &Pattern| previous.is_some_and(|names| names.has_interface(name));
+    let mut gone = Vec::new();
     for entry in &config.interfaces {
         if !host.interfaces.iter().any(|known| entry.name.matches(&known.name)) {
+            if was_guarded(&entry.name) {
+                gone.push(entry.name.as_str().to_owned());
+                continue;
+            }
             return Err(PlanError::NoInterface {
                 file: config.file.clone(),
                 line: entry.line,
@@ -36,8 +52,8 @@ pub(super) fn choose<'a>(config: &Config, host: &'a Host) -> Result<Chosen<'a>, 
     if count > most {
         return Err(PlanError::TooManyInterfaces { file: config.file.clone(), count, most });
     }
-    exemptions(config, &chosen)?;
-    Ok(chosen)
+    exemptions(config, &chosen, was_guarded)?;
+    Ok(Choice { chosen, gone })
 }
 
 /// The chosen interfaces with their slots, in the order of slots.
@@ -74,10 +90,16 @@ pub(super) fn ingress(guarded: &[Guarded]) -> Result<(u32, [Ingress; Ingress::PL
 }
 
 /// Every exemption holds on some interface that is guarded.
-fn exemptions(config: &Config, chosen: &Chosen<'_>) -> Result<(), PlanError> {
+fn exemptions(
+    config: &Config,
+    chosen: &Chosen<'_>,
+    was_guarded: impl Fn(&Pattern) -> bool,
+) -> Result<(), PlanError> {
     for exemption in &config.exemptions {
         let Some(pattern) = &exemption.interface else { continue };
-        if !chosen.iter().any(|(interface, _)| pattern.matches(&interface.name)) {
+        if !was_guarded(pattern)
+            && !chosen.iter().any(|(interface, _)| pattern.matches(&interface.name))
+        {
             return Err(PlanError::ExemptNowhere {
                 file: config.file.clone(),
                 line: exemption.line,

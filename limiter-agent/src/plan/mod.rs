@@ -42,6 +42,8 @@ pub struct HostInterface {
     pub name: String,
     /// The kernel's index.
     pub ifindex: u32,
+    /// The largest packet it takes, without the Ethernet header, in bytes.
+    pub mtu: u32,
 }
 
 /// Everything that the datapath is to hold, for whichever bank it is written to.
@@ -62,6 +64,9 @@ pub struct Plan {
     pub sizes: MapSizes,
     /// The numbers of classes and interfaces, for the next plan.
     pub names: Names,
+    /// Interfaces of the configuration that were guarded and are gone. A reload goes on without them:
+    /// it may be the one that ends an outage.
+    pub gone: Vec<String>,
 }
 
 /// A network with a policy.
@@ -120,6 +125,26 @@ pub enum PlanError {
         pattern: Pattern,
         /// The interfaces that are guarded.
         guarded: String,
+    },
+    /// A byte bucket never holds a full frame of a guarded interface.
+    #[error(
+        "{file}:{line}: class \"{class}\" never lets a full frame of {interface} through: at MTU {mtu} \
+         it has {frame} bytes, and the byte burst (of the class, or of a [[prefix.class]] of that \
+         name) holds less; write burst = {frame} or more"
+    )]
+    BurstBelowFrame {
+        /// The configuration file.
+        file: String,
+        /// The line of the class.
+        line: usize,
+        /// The class.
+        class: String,
+        /// The interface with the largest MTU.
+        interface: String,
+        /// Its MTU.
+        mtu: u32,
+        /// Its longest frame, without a VLAN tag.
+        frame: u32,
     },
     /// The globs match more interfaces than can be told apart.
     #[error(
@@ -193,7 +218,7 @@ impl From<LimitError> for PlanError {
 /// [`PlanError`], if the host does not have what the configuration names. Whether the maps that
 /// are there have room is asked of [`Plan::fits`].
 pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Plan, PlanError> {
-    let chosen = interfaces::choose(config, host)?;
+    let interfaces::Choice { chosen, gone } = interfaces::choose(config, host, previous)?;
     let live = names::Live {
         classes: config.classes.iter().map(|class| class.name.as_str()).collect(),
         interfaces: chosen.iter().map(|(interface, _)| interface.name.as_str()).collect(),
@@ -202,6 +227,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     let guarded = interfaces::number(&chosen, &names);
     let (multiplier, ingress) = interfaces::ingress(&guarded)?;
     let policies = policies::merge(config, host, &guarded);
+    frames_fit(config, &chosen, &policies.limits)?;
 
     let mut settings = Box::new(Settings::EMPTY);
     settings.neighbours = config.neighbours.packets()?;
@@ -231,7 +257,35 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         interfaces: guarded,
         sizes,
         names,
+        gone,
     })
+}
+
+/// Every byte bucket holds a full frame of the guarded interface with the largest MTU.
+fn frames_fit(
+    config: &Config,
+    chosen: &interfaces::Chosen<'_>,
+    rows: &[Limits],
+) -> Result<(), PlanError> {
+    const ETHERNET_HEADER: u32 = 14;
+    let largest = chosen.iter().map(|(interface, _)| *interface).max_by_key(|it| it.mtu);
+    let Some(HostInterface { name, mtu, .. }) = largest else { return Ok(()) };
+    let frame = mtu.saturating_add(ETHERNET_HEADER);
+    for (order, class) in config.classes.iter().enumerate() {
+        let others = rows.iter().skip(order).step_by(config.classes.len());
+        let mut limits = std::iter::once(&class.limits).chain(others).map(|limits| limits.bytes);
+        if limits.any(|bytes| bytes.cost_of(frame) > bytes.tolerance()) {
+            return Err(PlanError::BurstBelowFrame {
+                file: config.file.clone(),
+                line: class.line,
+                class: class.name.clone(),
+                interface: name.clone(),
+                mtu: *mtu,
+                frame,
+            });
+        }
+    }
+    Ok(())
 }
 
 impl Plan {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use limiter_common::abi::{ClassId, MAX_INTERFACES, Slot};
 
 use super::sizes;
+use crate::config::Pattern;
 
 /// Which number each class and each interface has in the running datapath.
 ///
@@ -63,6 +64,11 @@ impl Names {
     /// The interfaces by number, for reading counters; those that went away as well.
     pub fn slots(&self) -> impl Iterator<Item = (&str, Slot)> {
         self.slots.numbers.iter().map(|(name, number)| (name.as_str(), Slot(*number)))
+    }
+
+    /// Whether an interface that `pattern` matches has been guarded.
+    pub(super) fn has_interface(&self, pattern: &Pattern) -> bool {
+        self.slots.numbers.keys().any(|name| pattern.matches(name))
     }
 
     /// The class ids that counters need, [`ClassId::NONE`] included.

@@ -37,8 +37,11 @@ fn config(extra: &str) -> Config {
 
 fn host(names: &[&str]) -> Host {
     let interfaces = names.iter().zip(1..);
-    let interfaces =
-        interfaces.map(|(name, ifindex)| HostInterface { name: (*name).to_owned(), ifindex });
+    let interfaces = interfaces.map(|(name, ifindex)| HostInterface {
+        name: (*name).to_owned(),
+        ifindex,
+        mtu: 1500,
+    });
     Host {
         interfaces: interfaces.collect(),
         monotonic: Nanos(BOOTED),
@@ -88,6 +91,40 @@ fn each_class_has_the_cheapest_clock_that_serves_all_of_its_budgets() {
     assert_eq!(clocks(&own(16)), [Clock::COARSE; 2]);
     let news = "[table]\nnew_sources = { rate = \"10000/s\", burst = 50 }";
     assert_eq!(clocks(news), [Clock::FINE; 2]);
+}
+
+#[test]
+fn a_byte_burst_below_a_full_frame_is_refused() {
+    let config = config("");
+    let text = FILE.replace(
+        "burst = 20000 }",
+        "burst = 20000 }\nbytes = { rate = \"1Gbit/s\", burst = 4096 }",
+    );
+    let bytes = Config::parse("limiter.toml", &text, WALL).unwrap();
+    let mut jumbo = host(&["lo", "eth0", "eth1"]);
+    jumbo.interfaces[2].mtu = 9000;
+    assert!(plan(&bytes, &host(&["eth0", "eth1"]), None).is_ok());
+    assert!(plan(&config, &jumbo, None).is_ok());
+    let error = plan(&bytes, &jumbo, None).unwrap_err().to_string();
+    assert!(error.contains("class \"rest\"") && error.contains("burst = 9014"), "{error}");
+    // The loopback's MTU is larger still, but it is not guarded.
+    jumbo.interfaces[2].mtu = 1500;
+    jumbo.interfaces[0].mtu = 65536;
+    assert!(plan(&bytes, &jumbo, None).is_ok());
+}
+
+#[test]
+fn a_reload_goes_on_without_interfaces_that_are_gone() {
+    let text = format!("{FILE}\n[[interface]]\nname = \"lan0\"");
+    let config = Config::parse("limiter.toml", &text, WALL).unwrap();
+    let before = plan(&config, &host(&["eth0", "lan0"]), None).unwrap();
+    let after = plan(&config, &host(&["eth0"]), Some(&before.names)).unwrap();
+    assert_eq!((before.gone, after.gone), (vec![], vec!["lan0".to_owned()]));
+    assert_eq!(after.interfaces.len(), 1);
+    // One that was never there is a mistake, also in a reload.
+    let typo = text.replace("lan0", "lan1");
+    let typo = Config::parse("limiter.toml", &typo, WALL).unwrap();
+    assert!(plan(&typo, &host(&["eth0"]), Some(&before.names)).is_err());
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Metrics in the Prometheus text format.
 //!
 //! Nothing is kept here: each scrape reads the kernel's counters into a [`Snapshot`] and writes it
-//! out. No label holds an address, so the number of series is bounded by the configuration.
+//! out. No label holds an address, so the number of series is bounded by the configurations since
+//! the start.
 
 mod exposition;
 

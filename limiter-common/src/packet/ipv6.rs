@@ -1,7 +1,6 @@
 //! IPv6 (RFC 8200) and its extension headers.
 
 use super::{Frame, Packet, PacketView, Source, l4, protocol};
-use crate::abi::SourceAddress;
 use crate::verdict::Family;
 
 /// Extension headers that are walked; a longer chain is malformed. RFC 8504 §5.3 lets a host limit
@@ -25,9 +24,10 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
     if l4.is_neighbour_discovery && hop_limit == 255 && !chain.fragmented {
         return Some(Frame::Neighbour(Family::Ipv6));
     }
+    let source = Source::ipv6(high, low);
     Some(Frame::Ip(Packet {
-        source: Source::ipv6(high, low),
-        address: SourceAddress::ipv6(high, low),
+        source,
+        address: source.address(high, low),
         protocol: if chain.fragmented { l4.index.fragment() } else { l4.index },
         ports: l4.ports,
     }))

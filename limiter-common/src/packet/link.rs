@@ -12,7 +12,8 @@ pub(super) enum Network {
     Other,
 }
 
-/// The network protocol and the offset of its header; `None` for a frame too short to say.
+/// The network protocol and the offset of its header; `None` for a frame too short to say, or with
+/// too many tags.
 #[inline(always)]
 pub(super) fn parse<V: PacketView + ?Sized>(view: &V) -> Option<(Network, u32)> {
     let mut offset = 12;
@@ -28,7 +29,8 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V) -> Option<(Network, u32)> 
         0x0800 => Network::Ipv4,
         0x86dd => Network::Ipv6,
         0x0806 => Network::Arp,
-        // A third tag ends here too: it is passed as non-IP, as the kernel would not take it.
+        // The kernel looks through any number of priority tags, so a longer stack is not let by.
+        0x8100 | 0x88a8 => return None,
         _ => Network::Other,
     };
     Some((network, offset + 2))

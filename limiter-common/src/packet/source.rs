@@ -1,5 +1,7 @@
 //! Which bucket a source address belongs to.
 
+use crate::abi::SourceAddress;
+
 /// Whose bucket a packet meets: a number within a space, so that addresses that mean different
 /// things never share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +34,17 @@ impl Source {
     #[must_use]
     pub const fn ipv4(address: u32) -> Self {
         Self { space: Space::Ipv4, bits: address as u64 }
+    }
+
+    /// The address that prefixes see of this source, whose IPv6 address is `high` and `low`: link-local
+    /// ones as in `fe80::/64`, so that all addresses of a bucket have one policy.
+    #[inline(always)]
+    #[must_use]
+    pub const fn address(self, high: u64, low: u64) -> SourceAddress {
+        match self.space {
+            Space::LinkLocal => SourceAddress::ipv6(0xfe80 << 48, low),
+            _ => SourceAddress::ipv6(high, low),
+        }
     }
 
     /// The source of an IPv6 address in host order, in halves.

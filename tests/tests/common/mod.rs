@@ -41,7 +41,11 @@ impl Bench {
         let host = Host {
             interfaces: interfaces
                 .iter()
-                .map(|(name, ifindex)| HostInterface { name: (*name).into(), ifindex: *ifindex })
+                .map(|(name, ifindex)| HostInterface {
+                    name: (*name).into(),
+                    ifindex: *ifindex,
+                    mtu: 1500,
+                })
                 .collect(),
             monotonic: now()?,
             tick: limiter_agent::host::tick(),
