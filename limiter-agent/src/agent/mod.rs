@@ -223,6 +223,7 @@ impl Agent {
     pub fn problems(&self, links: &[Link]) -> Vec<String> {
         let mut problems: Vec<_> =
             self.attached.values().filter_map(|it| it.problem(links)).collect();
+        problems.extend(self.plan.gone.iter().map(|name| format!("{name} is gone")));
         if let Err(error) = self.datapath.sources_created() {
             problems.push(error.to_string());
         }
