@@ -8,7 +8,11 @@
 use std::{
     mem,
     net::{Ipv4Addr, Ipv6Addr},
-    sync::{Once, mpsc},
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -78,6 +82,8 @@ pub struct Flood {
     /// A CPU that fell behind (its thread was not running) sends up to this much of the schedule
     /// at once when it goes on, and forgets the rest.
     pub catch_up: Duration,
+    /// Ends the flood before its time once it is set.
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 impl Flood {
@@ -92,6 +98,7 @@ impl Flood {
             frames: None,
             cpus: vec![0],
             catch_up: Duration::from_millis(100),
+            stop: None,
         }
     }
 
@@ -111,6 +118,12 @@ impl Flood {
     #[must_use]
     pub fn frames(self, frames: u64) -> Self {
         Self { frames: Some(frames), ..self }
+    }
+
+    /// The same, ended early once `stop` is set.
+    #[must_use]
+    pub fn until(self, stop: Arc<AtomicBool>) -> Self {
+        Self { stop: Some(stop), ..self }
     }
 }
 
@@ -262,6 +275,7 @@ impl Generator {
             interface: &self.interface,
             template: &flood.template,
             deadline,
+            stop: flood.stop.as_deref(),
             repeat: repeats(flood.duration + 2 * SETUP),
         };
         run.on(&flood.cpus)?;
@@ -308,6 +322,7 @@ struct Run<'a> {
     interface: &'a Interface,
     template: &'a [u8],
     deadline: Duration,
+    stop: Option<&'a AtomicBool>,
     repeat: u32,
 }
 
@@ -376,7 +391,8 @@ impl Run<'_> {
     }
 
     fn is_done(&self, cpu: usize) -> Result<bool> {
-        Ok(monotonic()? > self.deadline || self.progress.get(&0, 0)?[cpu].left == 0)
+        let stopped = self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        Ok(stopped || monotonic()? > self.deadline || self.progress.get(&0, 0)?[cpu].left == 0)
     }
 }
 

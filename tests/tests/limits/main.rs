@@ -9,7 +9,12 @@
 mod stage;
 
 use std::{
-    fs, thread,
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -18,7 +23,7 @@ use limiter_agent::status::utc;
 use limiter_tests::{
     agent::Agent,
     frames,
-    generator::{Flood, Order, Sources},
+    generator::{Flood, Order, Sent, Sources},
     netns::Netns,
 };
 use nix::{
@@ -75,18 +80,19 @@ fn all_cpus_share_one_limit() -> Result<()> {
 
 #[test]
 fn all_cpus_below_the_limit_lose_nothing() -> Result<()> {
-    // A CPU whose thread was kept waiting may send 20 ms of its schedule at once: 38 packets of all
-    // CPUs. The rest of the burst, 31 ms of the rate, is for frames that were sent in time and then
-    // wait in a ring for the receiving side to get its turn.
-    let mut limit = Limit { rate: 2_000, burst: 100 };
-    let mut catch_up = Duration::from_millis(20);
-    if cpus_are_emulated() {
+    // A CPU whose thread was kept waiting sends up to 120 ms of its schedule at once, 57 packets of
+    // all CPUs. The rest of the burst, 86 ms of the rate, is for frames that were sent in time and
+    // then wait in a ring for the receiving side to get its turn. A limit that lost one token in
+    // twenty would be through the burst before the end.
+    let (burst, catch_up) = if cpus_are_emulated() {
         // They stand still for tenths of a second, also between reading the clock and charging the
         // bucket, and then meet a bucket that others have charged at a later time. Half of the
         // burst is for either.
-        limit = Limit { rate: 1_000, burst: 1_000 };
-        catch_up = Duration::from_millis(500);
-    }
+        (500, Duration::from_millis(500))
+    } else {
+        (100, Duration::from_millis(120))
+    };
+    let limit = Limit { rate: 500, burst };
     let mut stage = Stage::new(&enforced(&limit.packets()))?;
     let frame = stage.edge.udp("198.51.100.1", 40_000)?;
     let rate = 0.95 * f64::from(limit.rate);
@@ -95,7 +101,7 @@ fn all_cpus_below_the_limit_lose_nothing() -> Result<()> {
     // Where threads wait for longer, the flood falls behind its rate and proves little.
     let measured = stage.attempt(&flood, limit, |sent| {
         let offered = count(sent.arrived()) / sent.elapsed().as_secs_f64();
-        ensure!(offered > 0.94 * f64::from(limit.rate), "only {offered} packets/s");
+        ensure!(offered > 0.935 * f64::from(limit.rate), "only {offered} packets/s");
         Ok(())
     })?;
     measured.assert_all_cpus_took_part();
@@ -109,21 +115,24 @@ fn observe_mode_counts_what_enforce_mode_drops() -> Result<()> {
     let enforced = enforced(&LIMIT.packets());
     let mut stage = Stage::new(&enforced)?;
     let frame = stage.edge.udp("198.51.100.1", 40_000)?;
-    // A number of frames, so that both floods are the same; and no more caught up at once than
-    // fits a ring, so that none is lost.
     let mut flood = Flood::new(frame, 10_000.0, Duration::from_secs(20)).frames(40_000);
-    flood.catch_up = Duration::from_millis(10);
-
-    let dropped = stage.flood(&flood)?;
+    flood.catch_up = Duration::from_secs(1);
+    // The same load: all of it, at its pace.
+    let paced = |sent: &Sent| {
+        let off = sent.elapsed().abs_diff(Duration::from_secs(4));
+        ensure!(off < Duration::from_millis(20), "a pace off by {off:?}");
+        ensure!(sent.lost == 0, "{} frames lost", sent.lost);
+        ensure!(sent.pause() < LIMIT.fills_in(), "a pause of {:?}", sent.pause());
+        Ok(())
+    };
+    let dropped = stage.attempt(&flood, LIMIT, paced)?;
     thread::sleep(LIMIT.fills_in());
     stage.agent.reload(&enforced.replace("enforce", "observe"))?;
-    let watched = stage.flood(&flood)?;
+    let watched = stage.attempt(&flood, LIMIT, paced)?;
 
     assert_eq!(watched.action("drop"), 0, "{watched:?}");
     assert_eq!(dropped.action("would_drop"), 0, "{dropped:?}");
-    // By what arrived, should one of the floods have lost some after all.
-    let drops = count(dropped.action("drop")) / count(dropped.sent.arrived());
-    assert_within(watched.action("would_drop"), drops * count(watched.sent.arrived()));
+    assert_within(watched.action("would_drop"), count(dropped.action("drop")));
     Ok(())
 }
 
@@ -135,7 +144,7 @@ fn bytes_have_a_rate_too() -> Result<()> {
     frame = frames::udp(&stage.edge.path("198.51.100.1", 40_000)?, 1_400 - frame.len() + PAYLOAD);
     assert_eq!(frame.len(), 1_400);
     let frames = Limit { rate: LIMIT.rate / 1_400, burst: LIMIT.burst / 1_400 };
-    let flood = Flood::new(frame, 10_000.0, Duration::from_secs(4)).cpus(0..cpus());
+    let flood = Flood::new(frame, 10_000.0, Duration::from_secs(2)).cpus(0..cpus());
     let measured = stage.saturate(&flood, frames)?;
     let passed = measured.bytes(&[("class", "flood"), ("action", "pass")]);
     assert_within(passed, LIMIT.admits(measured.sent.elapsed()));
@@ -197,17 +206,20 @@ fn a_spoofed_ntp_reply_meets_the_shipped_amplification_class() -> Result<()> {
 
 #[test]
 fn a_block_ends_in_time_without_the_agent() -> Result<()> {
-    let whole = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs() + 4;
-    let expiry = SystemTime::UNIX_EPOCH + Duration::from_secs(whole);
+    let limits = enforced(&LIMIT.packets());
+    let mut stage = Stage::new(&limits)?;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let expiry = SystemTime::UNIX_EPOCH + Duration::from_secs(now.as_secs() + 5);
     let block = format!("\n[[block]]\ncidr = \"198.51.100.0/24\"\nexpires = {}\n", utc(expiry));
-    let mut stage = Stage::new(&(enforced(&LIMIT.packets()) + &block))?;
+    stage.agent.reload(&(limits + &block))?;
+    let reloads = stage.agent.log().matches("reloaded").count();
     let before = stage.agent.metrics()?;
     let agent = Pid::from_raw(i32::try_from(stage.agent.pid())?);
     kill(agent, Signal::SIGSTOP)?;
 
     let frame = stage.edge.udp("198.51.100.1", 40_000)?;
     let left = expiry.duration_since(SystemTime::now())?;
-    let time = left.checked_sub(2 * MARGIN).context("the start took too long")?;
+    let time = left.checked_sub(2 * MARGIN).context("the reload took too long")?;
     let during = stage.edge.send(&Flood::new(frame.clone(), FLOOD_RATE, time))?;
     ensure!(SystemTime::now() < expiry, "the flood took longer than it should");
     thread::sleep(expiry.duration_since(SystemTime::now())? + MARGIN);
@@ -222,7 +234,8 @@ fn a_block_ends_in_time_without_the_agent() -> Result<()> {
     assert_within(measured.passed(), LIMIT.admits(measured.sent.elapsed()));
     let all = measured.packets(&[("class", "flood")]);
     assert_eq!(all, during.arrived() + measured.sent.arrived());
-    assert!(!stage.agent.log().contains("reloaded"), "nothing else ended it");
+    let reloaded = stage.agent.log().matches("reloaded").count();
+    assert_eq!(reloaded, reloads, "nothing else ended it");
     Ok(())
 }
 
@@ -293,15 +306,16 @@ fn a_reload_under_flood_takes_effect_at_once_and_gives_nothing_away() -> Result<
     let (high, low) = (enforced(&LIMIT.packets()), enforced(&LOW.packets()));
     // Another policy for somebody else, so that the settings are new and the limits are not.
     let prefix = "\n[[prefix]]\ncidr = \"203.0.113.0/24\"\nscale = 20\n";
+    let stop = Arc::new(AtomicBool::new(false));
     let Stage { agent, edge, _alone } = &mut Stage::new(&high)?;
     let agent = &*agent;
     let mut flood =
         Flood::new(edge.udp("198.51.100.1", 40_000)?, FLOOD_RATE, Duration::from_secs(12))
-            .cpus(0..cpus());
+            .cpus(0..cpus())
+            .until(Arc::clone(&stop));
     flood.catch_up = Duration::from_millis(5);
 
-    let (sent, scrapes) = thread::scope(|scope| -> Result<_> {
-        let flood = scope.spawn(|| edge.send(&flood));
+    let script = || -> Result<Vec<Scrape>> {
         thread::sleep(Duration::from_millis(500));
         let mut scrapes = vec![Scrape::of(agent)?];
         let mut watch = |seconds| {
@@ -326,15 +340,20 @@ fn a_reload_under_flood_takes_effect_at_once_and_gives_nothing_away() -> Result<
         watch(1)?;
         agent.reload(&format!("{high}{prefix}"))?;
         watch(2)?;
-        let sent = flood.join().expect("the flood's thread does not panic")?;
-        Ok((sent, scrapes))
-    })?;
+        Ok(scrapes)
+    };
+    let (sent, scrapes) = thread::scope(|scope| {
+        let flood = scope.spawn(|| edge.send(&flood));
+        let scrapes = script();
+        stop.store(true, Ordering::Relaxed);
+        (flood.join().expect("the flood's thread does not panic"), scrapes)
+    });
+    let (sent, scrapes) = (sent?, scrapes?);
 
     let [start, before, lowered, low, kept_low, raised, high, kept_high] = scrapes.as_slice()
     else {
         bail!("eight scrapes were made");
     };
-    ensure!(kept_high.answered < sent.last(), "the reloads took longer than the flood");
     let pause = sent.pause();
     assert_rate(start, before, LIMIT, pause);
     // In the moment of the change, both limits held for a while.

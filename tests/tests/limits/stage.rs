@@ -203,15 +203,8 @@ impl Stage {
         Ok(Self { agent: Agent::start(&host, configuration)?, edge, _alone: alone })
     }
 
-    /// A flood of class "flood", of which each packet was counted.
-    pub(crate) fn flood(&mut self, flood: &Flood) -> Result<Measured> {
-        let measured = self.edge.flood(&self.agent, flood)?;
-        let counted = measured.packets(&[("class", "flood")]);
-        ensure!(counted == measured.sent.arrived(), "{counted} were counted: {measured:?}");
-        Ok(measured)
-    }
-
-    /// A flood of class "flood" that was more than ten times `limit` at all times.
+    /// A flood of class "flood" that was more than ten times `limit` at all times, and of which each
+    /// packet was counted.
     pub(crate) fn saturate(&mut self, flood: &Flood, limit: Limit) -> Result<Measured> {
         let measured = self.attempt(flood, limit, overloads(limit))?;
         let counted = measured.packets(&[("class", "flood")]);
@@ -233,7 +226,7 @@ impl Stage {
             attempts += 1;
             match as_meant(&measured.sent) {
                 Ok(()) => return Ok(measured),
-                Err(error) if attempts == 5 => {
+                Err(error) if attempts == 10 => {
                     return Err(error).context("the machine is too busy to measure");
                 }
                 Err(error) => println!("limits: once more: {error}"),
@@ -260,7 +253,7 @@ impl Stage {
         }
         let measured = thread::scope(|scope| {
             let meanwhile = scope.spawn(meanwhile);
-            let measured = self.flood(flood);
+            let measured = self.edge.flood(&self.agent, flood);
             meanwhile.join().expect("what happens meanwhile does not panic")?;
             measured
         })?;
