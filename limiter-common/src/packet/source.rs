@@ -41,10 +41,8 @@ impl Source {
     #[inline(always)]
     #[must_use]
     pub const fn address(self, high: u64, low: u64) -> SourceAddress {
-        match self.space {
-            Space::LinkLocal => SourceAddress::ipv6(0xfe80 << 48, low),
-            _ => SourceAddress::ipv6(high, low),
-        }
+        let high = if matches!(self.space, Space::LinkLocal) { 0xfe80 << 48 } else { high };
+        SourceAddress::ipv6(high, low)
     }
 
     /// The source of an IPv6 address in host order, in halves.
