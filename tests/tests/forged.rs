@@ -90,9 +90,9 @@ fn hold(family: &str, template: (SocketAddr, SocketAddr), sources: Sources) -> R
 #[test]
 fn a_raised_budget_is_felt_at_once() -> Result<()> {
     let (client, edge) = link()?;
-    let spent = CONFIG.replace("\"1000/s\", burst = 500", "\"100/s\", burst = 150");
-    assert_ne!(spent, CONFIG);
-    let agent = Agent::start(&edge.netns, &spent)?;
+    let slow = CONFIG.replace("\"1000/s\", burst = 500", "\"100/s\", burst = 150");
+    assert_ne!(slow, CONFIG);
+    let agent = Agent::start(&edge.netns, &slow)?;
     let mut generator = Generator::new(&client)?;
     let path = frames::Path {
         source_mac: client.mac,
