@@ -72,6 +72,18 @@ pub struct Output {
 /// If the kernel was not fetched, a tool is missing, the kernel died or the time was up; with the
 /// end of the console.
 pub fn run(kernel: Kernel, spec: &VmSpec<'_>) -> Result<Output> {
+    // An emulated CPU may run into an instruction that another one is patching (static keys): the
+    // emulator's fault, and rare. Nothing else is given a second chance.
+    match boot(kernel, spec) {
+        Err(error) if error.to_string().contains("Oops: int3") => {
+            println!("vm: kernel {kernel} ran into a half-patched instruction; once more");
+            boot(kernel, spec)
+        }
+        outcome => outcome,
+    }
+}
+
+fn boot(kernel: Kernel, spec: &VmSpec<'_>) -> Result<Output> {
     let files = KernelFiles::find(kernel)?;
     let work = tempfile::tempdir()?;
     let initramfs = work.path().join("initramfs");

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use limiter_tests::{
     agent::{Agent, Metrics},
     client::{self, EchoServer, Pace},
@@ -206,10 +206,19 @@ impl Stage {
     /// A flood of class "flood" that was more than ten times `limit` at all times, and of which each
     /// packet was counted.
     pub(crate) fn saturate(&mut self, flood: &Flood, limit: Limit) -> Result<Measured> {
-        let measured = self.attempt(flood, limit, overloads(limit))?;
-        let counted = measured.packets(&[("class", "flood")]);
-        ensure!(counted == measured.sent.arrived(), "{counted} were counted: {measured:?}");
-        Ok(measured)
+        for _ in 0..3 {
+            let measured = self.attempt(flood, limit, overloads(limit))?;
+            let counted = measured.packets(&[("class", "flood")]);
+            if counted == measured.sent.arrived() {
+                return Ok(measured);
+            }
+            // The kernel's count of losses in a ring is off by a frame now and then; without losses
+            // there is nothing to be off.
+            ensure!(measured.sent.lost > 0, "{counted} were counted: {measured:?}");
+            println!("limits: once more: {counted} were counted: {measured:?}");
+            thread::sleep(limit.fills_in());
+        }
+        bail!("the rings of this machine lose frames without counting them")
     }
 
     /// A flood that was `as_meant`; a machine busy with other things gets a few chances, each with
