@@ -307,14 +307,10 @@ fn a_reload_under_flood_takes_effect_at_once_and_gives_nothing_away() -> Result<
     let (high, low) = (enforced(&LIMIT.packets()), enforced(&LOW.packets()));
     // Another policy for somebody else, so that the settings are new and the limits are not.
     let prefix = "\n[[prefix]]\ncidr = \"203.0.113.0/24\"\nscale = 20\n";
-    let stop = Arc::new(AtomicBool::new(false));
     let Stage { agent, edge, _alone } = &mut Stage::new(&high)?;
     let agent = &*agent;
-    let mut flood =
-        Flood::new(edge.udp("198.51.100.1", 40_000)?, FLOOD_RATE, Duration::from_secs(12))
-            .cpus(0..cpus())
-            .until(Arc::clone(&stop));
-    flood.catch_up = Duration::from_millis(5);
+    let flood = Flood::new(edge.udp("198.51.100.1", 40_000)?, FLOOD_RATE, Duration::from_mins(1))
+        .cpus(0..cpus());
 
     let script = || -> Result<Vec<Scrape>> {
         thread::sleep(Duration::from_millis(500));
@@ -330,10 +326,11 @@ fn a_reload_under_flood_takes_effect_at_once_and_gives_nothing_away() -> Result<
         watch(2)?;
         agent.reload(&format!("{low}{prefix}"))?;
         watch(2)?;
+        let reloads = agent.log().matches("reloaded").count();
         fs::write(agent.configuration(), &high)?;
         agent.sighup()?;
         let give_up = Instant::now() + Duration::from_secs(10);
-        while agent.log().matches("reloaded").count() < 3 {
+        while agent.log().matches("reloaded").count() == reloads {
             ensure!(Instant::now() < give_up, "no reload on SIGHUP: {}", agent.log());
             thread::sleep(Duration::from_millis(5));
         }
@@ -343,19 +340,33 @@ fn a_reload_under_flood_takes_effect_at_once_and_gives_nothing_away() -> Result<
         watch(2)?;
         Ok(scrapes)
     };
-    let (sent, scrapes) = thread::scope(|scope| {
-        let flood = scope.spawn(|| edge.send(&flood));
-        let scrapes = script();
-        stop.store(true, Ordering::Relaxed);
-        (flood.join().expect("the flood's thread does not panic"), scrapes)
-    });
-    let (sent, scrapes) = (sent?, scrapes?);
+    let mut arrived = 0;
+    let mut attempts = 0;
+    let (pause, scrapes) = loop {
+        let stop = Arc::new(AtomicBool::new(false));
+        let flood = flood.clone().until(Arc::clone(&stop));
+        let (sent, scrapes) = thread::scope(|scope| {
+            let flood = scope.spawn(|| edge.send(&flood));
+            let scrapes = script();
+            stop.store(true, Ordering::Relaxed);
+            (flood.join().expect("the flood's thread does not panic"), scrapes)
+        });
+        let (sent, scrapes) = (sent?, scrapes?);
+        arrived += sent.arrived();
+        attempts += 1;
+        let flooded = scrapes.windows(2).all(|ends| ends[0].overloads(&ends[1], LIMIT));
+        if flooded && sent.pause() < LIMIT.fills_in() {
+            break (sent.pause(), scrapes);
+        }
+        ensure!(attempts < 10, "the machine is too busy to measure");
+        println!("limits: once more: a pause of {:?}, or too few packets arrived", sent.pause());
+        agent.reload(&high)?;
+    };
 
     let [start, before, lowered, low, kept_low, raised, high, kept_high] = scrapes.as_slice()
     else {
         bail!("eight scrapes were made");
     };
-    let pause = sent.pause();
     assert_rate(start, before, LIMIT, pause);
     // In the moment of the change, both limits held for a while.
     assert_at_most(before, lowered, LIMIT, pause);
@@ -367,7 +378,7 @@ fn a_reload_under_flood_takes_effect_at_once_and_gives_nothing_away() -> Result<
 
     let end = Scrape::of(agent)?.metrics;
     assert!(end.sum(PACKETS, &[("reason", "no_settings")]).abs() < 0.5, "{end:?}");
-    assert_eq!(whole(end.sum(PACKETS, &[("class", "flood")])), sent.arrived());
+    assert_eq!(whole(end.sum(PACKETS, &[("class", "flood")])), arrived);
     assert_eq!(whole(end.sum("limiter_sources_created_total", &[("family", "ipv4")])), 1);
     Ok(())
 }

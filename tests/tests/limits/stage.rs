@@ -355,6 +355,13 @@ impl Scrape {
     pub(crate) fn passed(&self) -> f64 {
         self.metrics.sum(PACKETS, &[("class", "flood"), ("action", "pass")])
     }
+
+    /// Whether much more arrived until `later` than `limit` admits.
+    pub(crate) fn overloads(&self, later: &Self, limit: Limit) -> bool {
+        let arrived = |scrape: &Self| scrape.metrics.sum(PACKETS, &[("class", "flood")]);
+        let time = later.answered.saturating_sub(self.asked);
+        arrived(later) - arrived(self) > 3.0 * f64::from(limit.rate) * time.as_secs_f64()
+    }
 }
 
 /// Scrapes for `duration` and returns the last scrape; no counter ever goes back.
