@@ -53,9 +53,11 @@ fn every_frame_arrives_on_both_cpus() -> Result<()> {
     let after = counter.per_cpu()?;
 
     let seen: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
-    assert_eq!(seen.iter().sum::<u64>(), sent.arrived(), "{sent:?}");
+    // Besides, an end announces its multicast groups now and then.
+    let besides = seen.iter().sum::<u64>().checked_sub(sent.arrived());
+    assert!(besides.is_some_and(|besides| besides < 10), "{seen:?}, {sent:?}");
     // A busy machine may keep the threads from running, but nothing makes them too fast.
-    assert!(seen[..2].iter().all(|&seen| (25_000..=50_001).contains(&seen)), "{seen:?}, {sent:?}");
+    assert!(seen[..2].iter().all(|&seen| (25_000..50_010).contains(&seen)), "{seen:?}, {sent:?}");
     Ok(())
 }
 
