@@ -4,7 +4,7 @@ use crate::abi::{
     BucketState, ClassId, ClassSettings, LimitsIndex, Mode, Need, Policy, PolicyId, PrefixKey,
     Resolution, Settings, Slot,
 };
-use crate::bucket::{self, Cell};
+use crate::bucket::{self, Cell, Moment};
 use crate::classify::classify;
 use crate::packet::{Frame, Packet, PacketView, Source, parse};
 use crate::time::{Clock, Nanos, Tick};
@@ -111,10 +111,10 @@ struct Arrival<'a> {
 #[inline(always)]
 fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
     let cap = &settings.neighbours;
-    let now = env.now(Clock::FINE);
+    let mut moment = moment(env.now(Clock::FINE), Clock::FINE, env);
     let Some(cell) = env.neighbours(slot) else { return Reason::Neighbour };
-    bucket::clamp(&cell, now.into(), cap.tolerance());
-    if bucket::admit(&cell, now.into(), cap.cost(), cap.tolerance()) {
+    bucket::clamp(&cell, moment.now(), cap.tolerance());
+    if bucket::admit(&cell, &mut moment, cap.cost(), cap.tolerance()) {
         Reason::Neighbour
     } else {
         Reason::NeighbourRate
@@ -125,7 +125,8 @@ fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
 #[inline(always)]
 fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason {
     let Arrival { packet, class, .. } = arrival;
-    let now = Tick::from(arrival.now);
+    let mut moment = moment(arrival.now, class.clock, env);
+    let now = moment.now();
     let found = env.bucket(packet.source, class.id);
     let cached = found.as_ref().and_then(|bucket| bucket.resolution().policy(settings.epoch));
     let policy = cached.unwrap_or_else(|| resolve(packet, settings, env));
@@ -144,14 +145,14 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
         Err(reason) => return reason,
     };
     if let Some(bucket) = found {
-        return charge(&bucket, arrival, limits);
+        return charge(&bucket, arrival, limits, &mut moment);
     }
-    if !is_welcome(class, now, settings, env) {
+    if !is_welcome(class, &mut moment, settings, env) {
         return Reason::NewSource;
     }
     let full = BucketState { packets: now.0, bytes: now.0, resolution };
     match env.create(packet.source, class.id, full) {
-        Some(bucket) => charge(&bucket, arrival, limits),
+        Some(bucket) => charge(&bucket, arrival, limits, &mut moment),
         None => Reason::TableFull,
     }
 }
@@ -159,24 +160,29 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
 /// Whether the budgets for new sources, the class's and the common one, have room for one more.
 /// Spent budgets are only read, so a flood of forged sources does not fight over them.
 #[inline(always)]
-fn is_welcome<E: Env>(class: &ClassSettings, now: Tick, settings: &Settings, env: &E) -> bool {
+fn is_welcome<E: Env>(
+    class: &ClassSettings,
+    moment: &mut Moment<impl Fn() -> Tick>,
+    settings: &Settings,
+    env: &E,
+) -> bool {
     let (all, share) = (&settings.new_sources, &class.new_sources);
     let (Some(common), Some(own)) = (env.budget(ClassId::NONE), env.budget(class.id)) else {
         return true;
     };
     // They are not resolved anew after a reload as sources are, so a debt is shortened here.
-    bucket::clamp(&common, now, all.tolerance());
+    bucket::clamp(&common, moment.now(), all.tolerance());
     if share.is_limited() {
-        bucket::clamp(&own, now, share.tolerance());
+        bucket::clamp(&own, moment.now(), share.tolerance());
     }
-    if share.is_limited() && !bucket::conforms(&own, now, share.cost(), share.tolerance()) {
+    if share.is_limited() && !bucket::conforms(&own, moment, share.cost(), share.tolerance()) {
         return false;
     }
-    if !bucket::admit(&common, now, all.cost(), all.tolerance()) {
+    if !bucket::admit(&common, moment, all.cost(), all.tolerance()) {
         return false;
     }
     if share.is_limited() {
-        bucket::charge(&own, now, share.cost(), share.tolerance());
+        bucket::charge(&own, moment, share.cost(), share.tolerance());
     }
     true
 }
@@ -220,23 +226,33 @@ fn standing<'a, E: Env>(
     env.limits(policy.limits.row(arrival.order)).ok_or(Reason::NoSettings)
 }
 
+/// The instant `now`, as read from `clock`.
+#[inline(always)]
+fn moment<E: Env>(now: Nanos, clock: Clock, env: &E) -> Moment<impl Fn() -> Tick> {
+    Moment::new(now.into(), move || env.now(clock).into())
+}
+
 /// Charges packets and bytes, both or neither.
 #[inline(always)]
-fn charge<B: Bucket>(bucket: &B, arrival: &Arrival<'_>, limits: &Limits) -> Reason {
-    let now = Tick::from(arrival.now);
-    let frame = limits.bytes.cost_of(arrival.length);
-    let bytes = bucket.bytes();
-    if limits.bytes.is_limited() && !bucket::conforms(&bytes, now, frame, limits.bytes.tolerance())
-    {
+fn charge<B: Bucket>(
+    bucket: &B,
+    arrival: &Arrival<'_>,
+    limits: &Limits,
+    moment: &mut Moment<impl Fn() -> Tick>,
+) -> Reason {
+    let Limits { packets, bytes } = limits;
+    let frame = bytes.cost_of(arrival.length);
+    let bucket_of_bytes = bucket.bytes();
+    if bytes.is_limited() && !bucket::conforms(&bucket_of_bytes, moment, frame, bytes.tolerance()) {
         return Reason::ByteRate;
     }
-    if limits.packets.is_limited()
-        && !bucket::admit(&bucket.packets(), now, limits.packets.cost(), limits.packets.tolerance())
+    if packets.is_limited()
+        && !bucket::admit(&bucket.packets(), moment, packets.cost(), packets.tolerance())
     {
         return Reason::PacketRate;
     }
-    if limits.bytes.is_limited() {
-        bucket::charge(&bytes, now, frame, limits.bytes.tolerance());
+    if bytes.is_limited() {
+        bucket::charge(&bucket_of_bytes, moment, frame, bytes.tolerance());
     }
     Reason::Conform
 }

@@ -12,7 +12,7 @@ use limiter_common::{
     abi::{
         BucketState, ClassId, Policy, PolicyId, PrefixKey, Resolution, Settings, Slot, V4Key, V6Key,
     },
-    bucket::Cell,
+    bucket::{Cell, RETRIES},
     packet::{Source, Space},
     time::{Clock, Nanos},
     units::Limits,
@@ -163,6 +163,14 @@ impl Cell for Tat {
                 word = in(reg) self.0, new = in(reg) new, inout("r0") found);
         }
         found
+    }
+
+    #[inline(always)]
+    fn retries() -> u32 {
+        let retries: u64;
+        // SAFETY: register arithmetic only.
+        unsafe { asm!("{r} = {n}", r = out(reg) retries, n = const RETRIES) };
+        retries as u32
     }
 
     #[inline(always)]

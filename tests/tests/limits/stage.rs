@@ -1,6 +1,7 @@
 //! Two hosts on a cable, what a flood between them is to measure, and when that is a measurement.
 
 use std::{
+    cell::Cell,
     fs,
     net::SocketAddr,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -206,8 +207,22 @@ impl Stage {
     /// A flood of class "flood" that was more than ten times `limit` at all times, and of which each
     /// packet was counted.
     pub(crate) fn saturate(&mut self, flood: &Flood, limit: Limit) -> Result<Measured> {
+        self.saturate_each(limit, |_| Ok(flood.clone()))
+    }
+
+    /// The same with a flood of its own for each attempt, by number.
+    pub(crate) fn saturate_each(
+        &mut self,
+        limit: Limit,
+        flood: impl Fn(u8) -> Result<Flood>,
+    ) -> Result<Measured> {
+        let numbers = Cell::new(0);
+        let next = || {
+            let number = numbers.replace(numbers.get() + 1);
+            flood(number)
+        };
         for _ in 0..3 {
-            let measured = self.attempt(flood, limit, overloads(limit))?;
+            let measured = self.attempt_each(limit, next, overloads(limit))?;
             let counted = measured.packets(&[("class", "flood")]);
             if counted == measured.sent.arrived() {
                 return Ok(measured);
@@ -229,9 +244,19 @@ impl Stage {
         limit: Limit,
         as_meant: impl Fn(&Sent) -> Result<()>,
     ) -> Result<Measured> {
+        self.attempt_each(limit, || Ok(flood.clone()), as_meant)
+    }
+
+    fn attempt_each(
+        &mut self,
+        limit: Limit,
+        flood: impl Fn() -> Result<Flood>,
+        as_meant: impl Fn(&Sent) -> Result<()>,
+    ) -> Result<Measured> {
         let mut attempts = 0;
         loop {
-            let measured = self.edge.flood(&self.agent, flood)?;
+            let flood = flood()?;
+            let measured = self.edge.flood(&self.agent, &flood)?;
             attempts += 1;
             match as_meant(&measured.sent) {
                 Ok(()) => return Ok(measured),
