@@ -253,11 +253,11 @@ mod tests {
         /// it takes the first packet that is no sooner, each time.
         #[test]
         fn a_burst_of_one_spaces_packets(
-            rate in packet_rate(), start in start(), gap in 0.01..0.99_f64,
+            rate in packet_rate(), start in start(), percent in 1..100_u64,
         ) {
             let limit = PacketLimit::new(rate, 1).unwrap();
             let start = Tick::from(Nanos(start));
-            let gap = ((limit.cost() as f64 * gap) as u64).max(1);
+            let gap = (limit.cost() * percent / 100).max(1);
             let count = 20_000;
             let spacing = limit.cost().div_ceil(gap);
             let admitted = run(&AtomicU64::new(start.0), start, gap, count, limit.cost(), limit.tolerance());

@@ -53,11 +53,9 @@ fn every_frame_arrives_on_both_cpus() -> Result<()> {
     let after = counter.per_cpu()?;
 
     let seen: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
-    // Besides, an end announces its multicast groups now and then.
-    let besides = seen.iter().sum::<u64>().checked_sub(sent.arrived());
-    assert!(besides.is_some_and(|besides| besides < 10), "{seen:?}, {sent:?}");
+    assert_eq!(seen.iter().sum::<u64>(), sent.arrived(), "{seen:?}, {sent:?}");
     // A busy machine may keep the threads from running, but nothing makes them too fast.
-    assert!(seen[..2].iter().all(|&seen| (25_000..50_010).contains(&seen)), "{seen:?}, {sent:?}");
+    assert!(seen[..2].iter().all(|&seen| (25_000..=50_000).contains(&seen)), "{seen:?}, {sent:?}");
     Ok(())
 }
 
@@ -71,8 +69,7 @@ fn a_number_of_frames_is_kept_exactly() -> Result<()> {
         .flood(&Flood::new(frame, 50_000.0, Duration::from_secs(10)).cpus([0, 1]).frames(5_000))?;
     assert_eq!((sent.total(), sent.lost), (5_000, 0));
     assert!(sent.elapsed() < Duration::from_secs(1), "{sent:?}");
-    // Besides, an end announces its multicast groups now and then.
-    assert!((5_000..5_010).contains(&counter.total()?));
+    assert_eq!(counter.total()?, 5_000);
     Ok(())
 }
 

@@ -36,14 +36,14 @@ fn generate(ctx: XdpContext) -> u32 {
     }
 }
 
-/// Counts the frame and drops it.
+/// Counts the frame, if it is a flood's, and drops it.
 #[xdp]
 fn count_drop(ctx: XdpContext) -> u32 {
     count(&ctx);
     XDP_DROP
 }
 
-/// Counts the frame and passes it to the stack.
+/// Counts the frame, if it is a flood's, and passes it to the stack.
 #[xdp]
 fn count_pass(ctx: XdpContext) -> u32 {
     count(&ctx);
@@ -141,13 +141,33 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// Counts UDP: besides, the ends of a cable announce their multicast groups now and then.
 #[inline(always)]
 fn count(ctx: &XdpContext) {
-    if let Some(seen) = SEEN.get_ptr_mut(0) {
+    if is_udp(ctx)
+        && let Some(seen) = SEEN.get_ptr_mut(0)
+    {
         // SAFETY: a slot of this CPU; XDP programs of one CPU do not nest.
         let seen = unsafe { &mut *seen };
         seen.packets += 1;
         seen.bytes += (ctx.data_end() - ctx.data()) as u64;
+    }
+}
+
+/// Whether an IP header without options or extensions says so.
+#[inline(always)]
+fn is_udp(ctx: &XdpContext) -> bool {
+    const UDP: u8 = 17;
+    let (start, end) = (ctx.data(), ctx.data_end());
+    if start + 24 > end {
+        return false;
+    }
+    // SAFETY: the first 24 bytes lie within the frame, as just found.
+    let byte = |offset: usize| unsafe { *((start + offset) as *const u8) };
+    match (byte(12), byte(13)) {
+        (0x08, 0x00) => byte(23) == UDP,
+        (0x86, 0xdd) => byte(20) == UDP,
+        _ => false,
     }
 }
 
