@@ -179,6 +179,8 @@ fn seconds(time: SystemTime) -> f64 {
 mod tests {
     use std::time::Duration;
 
+    use limiter_common::abi::ABI_VERSION;
+
     use super::*;
 
     fn snapshot() -> Snapshot {
