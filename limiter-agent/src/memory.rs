@@ -1,16 +1,13 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    BucketState, Count, MAX_INTERFACES, Policy, PrefixKey, Settings, V4Key, V6Key,
+    BucketState, Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_INTERFACES,
+    Policy, PrefixKey, Settings,
 };
 use limiter_common::units::Limits;
 
 use crate::plan::MapSizes;
 
-/// What the kernel keeps beside the key and value of a hash entry (`struct htab_elem`), in bytes.
-const HASH_ENTRY: usize = 48;
-/// A hash bucket (`struct bucket`); there are as many as entries, rounded up to a power of two.
-const HASH_BUCKET: usize = 16;
 /// What the kernel keeps beside the key of a trie entry (`struct lpm_trie_node`) and its prefix
 /// length, in bytes.
 const TRIE_ENTRY: usize = 40;
@@ -19,23 +16,23 @@ const TRIE_ENTRY: usize = 40;
 /// (`memlock`) when the prefix map is full. The counters have a copy for each CPU of this machine.
 #[must_use]
 pub fn map_memory(sizes: &MapSizes) -> u64 {
-    let value = size_of::<BucketState>();
+    let (v4, v6) = (sizes.lines_v4(), sizes.lines_v6());
     let parts = [
-        hash(sizes.ipv4_sources, size_of::<V4Key>() + value),
-        hash(sizes.ipv6_sources, size_of::<V6Key>() + value),
+        array(v4, size_of::<LineV4>()),
+        array(v6, size_of::<LineV6>()),
+        array(sizes.lines_ceilings(), size_of::<LineV6>()),
+        array(sizes.byte_lines(v4), size_of::<ByteTats>()),
+        array(sizes.byte_lines(v6), size_of::<ByteTats>()),
+        array(sizes.known_places(), size_of::<KnownWords>()),
         array(sizes.prefixes, (TRIE_ENTRY + size_of::<PrefixKey>()).next_multiple_of(8)),
         array(sizes.policies, size_of::<Policy>()),
         array(sizes.limits, size_of::<Limits>()),
         counters(sizes.counters.cells()),
         bytes(2 * size_of::<Settings>()),
-        bytes(MAX_INTERFACES * value),
+        bytes(MAX_INTERFACES * size_of::<BucketState>()),
+        bytes(BudgetCell::COUNT * size_of::<Budget>()),
     ];
     parts.into_iter().fold(0, u64::saturating_add)
-}
-
-fn hash(entries: u32, contents: usize) -> u64 {
-    let buckets = u64::from(entries).next_power_of_two().saturating_mul(bytes(HASH_BUCKET));
-    array(entries, HASH_ENTRY + contents).saturating_add(buckets)
 }
 
 /// A pointer for each cell, and the cell once for each CPU.
@@ -66,18 +63,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_million_sources_take_about_a_hundred_megabytes() {
+    fn a_source_takes_what_is_promised() {
         let empty = MapSizes {
-            ipv4_sources: 1,
-            ipv6_sources: 1,
+            ipv4_sources: 1_000_000,
+            ipv6_sources: 1_000_000,
+            bytes: false,
+            ceilings: false,
             prefixes: 0,
             policies: 0,
             limits: 0,
             counters: CounterShape { slots: 0, classes: 0 },
         };
-        let base = map_memory(&empty);
-        let full = map_memory(&MapSizes { ipv4_sources: 1_000_000, ..empty });
-        // 80 bytes an entry and 2²⁰ buckets of 16.
-        assert_eq!(full - base, 80_000_000 + (16 << 20) - 80 - 16);
+        let of = |sizes: &MapSizes| map_memory(sizes);
+        let base = of(&empty);
+        let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, ..empty });
+        let more_v6 = of(&MapSizes { ipv6_sources: 2_000_000, ..empty });
+        // The table, and two bytes of the filters.
+        assert_eq!(more_v4 - base, (32 + 2) * 1_000_000);
+        assert_eq!((more_v6 - base) / 1_000_000, 42 + 2);
+        let with_bytes = MapSizes { bytes: true, ..empty };
+        let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, bytes: true, ..empty });
+        assert_eq!(more_v4 - of(&with_bytes), (48 + 2) * 1_000_000);
     }
 }

@@ -87,6 +87,18 @@ pub fn conforms<C: Cell, F: Fn() -> Tick>(
     moment.next(cell.load(), cost, tolerance).is_some()
 }
 
+/// Whether a shared budget has room for `cost` within `tolerance` at `now`; writes nothing.
+#[inline(always)]
+pub fn has_room<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) -> bool {
+    debt(cell.load(), now, stale_beyond(cost, tolerance)) + cost <= tolerance
+}
+
+/// Whether more than half of the bucket is used at `now`.
+#[inline(always)]
+pub fn is_past_half<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) -> bool {
+    debt(cell.load(), now, stale_beyond(cost, tolerance)) > tolerance / 2
+}
+
 /// Charges the bucket with `cost` if that conforms now, and says whether it did.
 #[inline(always)]
 pub fn admit<C: Cell, F: Fn() -> Tick>(

@@ -1,14 +1,17 @@
 //! The decision about one packet.
 
 use crate::abi::{
-    BucketState, ClassId, ClassSettings, LimitsIndex, Mode, Need, Policy, PolicyId, PrefixKey,
-    Resolution, Settings, Slot,
+    BudgetCell, Ceiling, ClassId, ClassSettings, LimitsIndex, Mode, Need, Policy, PolicyId,
+    PrefixKey, Settings, Slot, SourceAddress,
 };
 use crate::bucket::{self, Cell, Moment};
 use crate::classify::classify;
-use crate::packet::{Frame, Packet, PacketView, Source, parse};
+use crate::hash::{HashKey, SourceHash};
+use crate::known::{self, Filter, Known, Mark, Standing};
+use crate::packet::{Frame, Packet, PacketView, Source, Space, parse};
+use crate::table::Meta;
 use crate::time::{Clock, Nanos, Tick};
-use crate::units::Limits;
+use crate::units::{Limits, PacketLimit};
 use crate::verdict::{Family, Outcome, Reason};
 
 /// What a decision needs from outside: the state behind it. The kernel side answers from maps.
@@ -17,23 +20,47 @@ pub trait Env {
     type Bucket: Bucket;
     /// A word that caps something else than one source.
     type Cell: Cell;
+    /// What the filters hold of a source.
+    type Known: Known;
 
     /// The time, by that clock.
     fn now(&self, clock: Clock) -> Nanos;
+    /// The secret that places follow from.
+    fn key(&self) -> HashKey;
+    /// The place of a source in the filters.
+    fn known(&self, hash: SourceHash) -> Option<Self::Known>;
     /// The bucket of `source` in `class`, if there is one.
-    fn bucket(&self, source: Source, class: ClassId) -> Option<Self::Bucket>;
-    /// The bucket of `source` in `class`, made from `state` if there is none yet.
-    fn create(&self, source: Source, class: ClassId, state: BucketState) -> Option<Self::Bucket>;
+    fn bucket(&self, source: Source, class: ClassId, hash: SourceHash) -> Option<Self::Bucket>;
+    /// The same, made full at `now` with `meta` if there is none yet and a slot to be had.
+    fn create(
+        &self,
+        source: Source,
+        class: ClassId,
+        hash: SourceHash,
+        meta: Meta,
+        now: Tick,
+    ) -> Option<Self::Bucket>;
+    /// The ceiling of a wider prefix in `class`, made if there is none yet and room.
+    fn ceiling(&self, prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Self::Cell>;
     /// The cap on ARP and neighbour discovery of an interface.
     fn neighbours(&self, slot: Slot) -> Option<Self::Cell>;
-    /// The budget for new sources of a class, or of all together ([`ClassId::NONE`]).
-    fn budget(&self, class: ClassId) -> Option<Self::Cell>;
+    /// A budget of a class or of all.
+    fn budget(&self, budget: BudgetCell) -> Option<Self::Cell>;
+    /// Whether the address is one of this host's.
+    fn is_own(&self, address: SourceAddress) -> bool;
     /// The policy of the longest prefix that covers the address.
     fn prefix(&self, key: &PrefixKey) -> Option<PolicyId>;
     /// The policy at this place of the map (both banks counted).
     fn policy(&self, place: u32) -> Option<&Policy>;
     /// The limits at this place of the map (both banks counted).
     fn limits(&self, place: u32) -> Option<&Limits>;
+
+    /// Returns `value`. The kernel side keeps the compiler from working out its address anew from an
+    /// index of which the verifier no longer knows the bound.
+    #[inline(always)]
+    fn pinned<'a, T>(&self, value: &'a T) -> &'a T {
+        value
+    }
 }
 
 /// A bucket in the table, shared between CPUs.
@@ -45,10 +72,37 @@ pub trait Bucket {
     fn packets(&self) -> Self::Cell;
     /// The byte bucket.
     fn bytes(&self) -> Self::Cell;
-    /// The cached policy.
-    fn resolution(&self) -> Resolution;
-    /// Caches a policy.
-    fn set_resolution(&self, resolution: Resolution);
+    /// What its slot said when it was found.
+    fn meta(&self) -> Meta;
+    /// Changes that, unless somebody else did meanwhile.
+    fn set_meta(&self, meta: Meta);
+}
+
+/// A prefix wider than a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WidePrefix {
+    /// Its bits, with `kind` a key of their own.
+    pub bits: u64,
+    /// A [`Ceiling`], or [`ADMISSIONS`](Self::ADMISSIONS).
+    pub kind: u32,
+}
+
+impl WidePrefix {
+    /// The kind of the budget for new sources of an IPv6 /48.
+    pub const ADMISSIONS: u32 = 3;
+
+    /// The prefix of this kind around `source`, if it lies in one.
+    #[inline(always)]
+    const fn around(source: Source, ceiling: Ceiling) -> Option<Self> {
+        let bits = match (source.space, ceiling) {
+            (Space::Ipv6, Ceiling::V6Site) => source.bits >> 16,
+            (Space::Ipv6, Ceiling::V6Customer) | (Space::Ipv4, Ceiling::V4Network) => {
+                source.bits >> 8
+            }
+            _ => return None,
+        };
+        Some(Self { bits, kind: ceiling as u32 })
+    }
 }
 
 /// Decides about the frame in `view`, received on the interface `ifindex`.
@@ -81,6 +135,7 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
     else {
         return outside(packet.family(), Reason::NoSettings);
     };
+    let class = env.pinned(class);
     let reason = if class.mode == Mode::BYPASS {
         Reason::Bypass
     } else {
@@ -121,70 +176,201 @@ fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
     }
 }
 
-/// The limits of the packet's source: its policy first, then its bucket.
+/// The limits of the packet's source. First what only reads a word that all share, so that a flood
+/// of forged sources touches no line of the table; then its policy; then its bucket.
 #[inline(always)]
 fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason {
     let Arrival { packet, class, .. } = arrival;
+    let source = packet.source;
     let mut moment = moment(arrival.now, class.clock, env);
     let now = moment.now();
-    let found = env.bucket(packet.source, class.id);
-    let cached = found.as_ref().and_then(|bucket| bucket.resolution().policy(settings.epoch));
-    let policy = cached.unwrap_or_else(|| resolve(packet, settings, env));
-    let resolution = Resolution::new(settings.epoch, policy);
-    let standing = standing(policy, arrival, settings, env);
-    if let (Some(bucket), None) = (&found, cached) {
-        bucket.set_resolution(resolution);
-        if let Ok(limits) = standing {
-            bucket::clamp(&bucket.packets(), now, limits.packets.tolerance());
-            bucket::clamp(&bucket.bytes(), now, limits.bytes.tolerance());
-        }
+    let hash = env.key().source(source);
+    let mark = Mark::of(hash);
+    let known = env.known(hash);
+    // Without the filters nobody is known, and nobody a stranger.
+    let (standing, is_fresh) = known
+        .as_ref()
+        .map_or((Standing::Seen, true), |known| known::standing(known, mark, arrival.now));
+    let gate = gate(standing, arrival, settings, env);
+    // A service that is exempt here passes even while strangers do not.
+    if let Some(reason) = gate
+        && !settings.exempts_on(arrival.slot)
+    {
+        return reason;
     }
-    let limits = match standing {
+    let found = if gate.is_none() { env.bucket(source, class.id, hash) } else { None };
+    let meta = found.as_ref().map(Bucket::meta);
+    let cached = meta.and_then(|meta| meta.policy(settings.epoch));
+    let policy = cached.unwrap_or_else(|| resolve(packet, settings, env));
+    let limits = match limits(policy, arrival, settings, env) {
         Ok(limits) => limits,
         // A blocked or exempt stranger needs no bucket, and takes nobody else's.
         Err(reason) => return reason,
     };
-    if let Some(bucket) = found {
-        return charge(&bucket, arrival, limits, &mut moment);
+    if let Some(reason) = gate {
+        return reason;
     }
-    if !is_welcome(class, &mut moment, settings, env) {
-        return Reason::NewSource;
+    let is_proven = standing == Standing::Proven;
+    let renewed = meta
+        .unwrap_or(Meta::owner(source.space, class.id))
+        .with_proven(is_proven)
+        .with_policy(settings.epoch, policy);
+    let bucket = match (found, meta) {
+        (Some(bucket), Some(meta)) => {
+            if !meta.is_of(settings.epoch) {
+                bucket::clamp(&bucket.packets(), now, limits.packets.tolerance());
+                if limits.bytes.is_limited() {
+                    bucket::clamp(&bucket.bytes(), now, limits.bytes.tolerance());
+                }
+            }
+            if !meta.is_of(settings.epoch) || is_proven && !meta.is_proven() {
+                bucket.set_meta(renewed);
+            }
+            bucket
+        }
+        _ => {
+            if let Some(reason) = admit(standing, arrival, &mut moment, settings, env) {
+                return reason;
+            }
+            match env.create(source, class.id, hash, renewed, now) {
+                Some(bucket) => bucket,
+                None => return Reason::TableFull,
+            }
+        }
+    };
+    let reason = charge(&bucket, arrival, limits, standing, &mut moment, env);
+    if reason == Reason::Conform
+        && !is_fresh
+        && let Some(known) = &known
+    {
+        mark.set(known, Filter::Seen, arrival.now);
     }
-    let full = BucketState { packets: now.0, bytes: now.0, resolution };
-    match env.create(packet.source, class.id, full) {
-        Some(bucket) => charge(&bucket, arrival, limits, &mut moment),
-        None => Reason::TableFull,
+    reason
+}
+
+/// What a packet meets before the table: the sums of its class, and for a stranger the budget for
+/// new sources. Only reads.
+#[inline(always)]
+fn gate<E: Env>(
+    standing: Standing,
+    arrival: &Arrival<'_>,
+    settings: &Settings,
+    env: &E,
+) -> Option<Reason> {
+    let now = Tick::from(arrival.now);
+    let class = arrival.class;
+    if standing != Standing::Proven && class.unproven.is_limited() {
+        let share = share(standing, Standing::Seen, class.unproven.tolerance());
+        if !has_room(BudgetCell::unproven(class.id), &class.unproven, share, now, env) {
+            return Some(Reason::Unproven);
+        }
+    }
+    if class.total.is_limited() {
+        let share = share(standing, Standing::Proven, class.total.tolerance());
+        if !has_room(BudgetCell::total(class.id), &class.total, share, now, env) {
+            return Some(Reason::Total);
+        }
+    }
+    let is_stranger = standing == Standing::Stranger;
+    (is_stranger && !is_welcome(standing, class, now, settings, env)).then_some(Reason::NewSource)
+}
+
+/// How much of a sum's burst a source of `standing` may use, where one of `best` may use all: when it
+/// is short, strangers give way first (at half of it), then those that were seen (at three quarters).
+#[inline(always)]
+fn share(standing: Standing, best: Standing, tolerance: u64) -> u64 {
+    match standing {
+        _ if standing as u32 >= best as u32 => tolerance,
+        Standing::Stranger => tolerance / 2,
+        _ => tolerance / 4 * 3,
     }
 }
 
+/// How far a source of `standing` may draw on a budget for new sources. One that comes back and finds
+/// its bucket gone has half as much again to itself, that strangers cannot spend.
+#[inline(always)]
+fn reach(standing: Standing, budget: &PacketLimit) -> u64 {
+    let tolerance = budget.tolerance();
+    match standing {
+        Standing::Stranger => tolerance,
+        Standing::Seen => tolerance + tolerance / 4,
+        Standing::Proven => tolerance + tolerance / 2,
+    }
+}
+
+/// Whether the budget in `cell` has room for one more within `tolerance`.
+#[inline(always)]
+fn has_room<E: Env>(
+    cell: BudgetCell,
+    budget: &PacketLimit,
+    tolerance: u64,
+    now: Tick,
+    env: &E,
+) -> bool {
+    let Some(cell) = env.budget(cell) else { return true };
+    // It is not resolved anew after a reload as sources are, so a debt is shortened here.
+    bucket::clamp(&cell, now, reach(Standing::Proven, budget));
+    bucket::has_room(&cell, now, budget.cost(), tolerance)
+}
+
 /// Whether the budgets for new sources, the class's and the common one, have room for one more.
-/// Spent budgets are only read, so a flood of forged sources does not fight over them.
+/// Only reads, so that a flood of forged sources does not fight over them.
 #[inline(always)]
 fn is_welcome<E: Env>(
+    standing: Standing,
     class: &ClassSettings,
-    moment: &mut Moment<impl Fn() -> Tick>,
+    now: Tick,
     settings: &Settings,
     env: &E,
 ) -> bool {
-    let (all, share) = (&settings.new_sources, &class.new_sources);
-    let (Some(common), Some(own)) = (env.budget(ClassId::NONE), env.budget(class.id)) else {
-        return true;
-    };
-    // They are not resolved anew after a reload as sources are, so a debt is shortened here.
-    bucket::clamp(&common, moment.now(), all.tolerance());
-    if share.is_limited() {
-        bucket::clamp(&own, moment.now(), share.tolerance());
+    let (all, own) = (&settings.new_sources, &class.new_sources);
+    if own.is_limited() {
+        let cell = BudgetCell::new_sources(class.id);
+        if !has_room(cell, own, reach(standing, own), now, env) {
+            return false;
+        }
     }
-    if share.is_limited() && !bucket::conforms(&own, moment, share.cost(), share.tolerance()) {
-        return false;
+    has_room(BudgetCell::new_sources(ClassId::NONE), all, reach(standing, all), now, env)
+}
+
+/// Lets a source in that has no bucket, at the expense of the budgets, or says why not.
+#[inline(always)]
+fn admit<E: Env>(
+    standing: Standing,
+    arrival: &Arrival<'_>,
+    moment: &mut Moment<impl Fn() -> Tick>,
+    settings: &Settings,
+    env: &E,
+) -> Option<Reason> {
+    let Arrival { packet, class, .. } = arrival;
+    // Strangers have been asked.
+    if standing != Standing::Stranger
+        && !is_welcome(standing, class, moment.now(), settings, env)
+    {
+        return Some(Reason::NewSource);
     }
-    if !bucket::admit(&common, moment, all.cost(), all.tolerance()) {
-        return false;
+    if packet.address.is_martian() || env.is_own(packet.address) {
+        return Some(Reason::Martian);
     }
-    if share.is_limited() {
-        bucket::charge(&own, moment, share.cost(), share.tolerance());
+    let site = &settings.new_sources_site;
+    if site.is_limited()
+        && let Some(prefix) = WidePrefix::around(packet.source, Ceiling::V6Site)
+        && let prefix = (WidePrefix { kind: WidePrefix::ADMISSIONS, ..prefix })
+        && let Some(cell) = env.ceiling(prefix, class.id, moment.now())
+        && !bucket::admit(&cell, moment, site.cost(), reach(standing, site))
+    {
+        return Some(Reason::NewSource);
     }
-    true
+    let (all, own) = (&settings.new_sources, &class.new_sources);
+    if own.is_limited()
+        && let Some(cell) = env.budget(BudgetCell::new_sources(class.id))
+    {
+        bucket::charge(&cell, moment, own.cost(), reach(standing, own));
+    }
+    if let Some(cell) = env.budget(BudgetCell::new_sources(ClassId::NONE)) {
+        bucket::charge(&cell, moment, all.cost(), reach(standing, all));
+    }
+    None
 }
 
 /// The policy of the packet's source under the present settings.
@@ -200,7 +386,7 @@ fn resolve<E: Env>(packet: &Packet, settings: &Settings, env: &E) -> PolicyId {
 
 /// The limits that `policy` puts on the packet's source, or the reason why none are consulted.
 #[inline(always)]
-fn standing<'a, E: Env>(
+fn limits<'a, E: Env>(
     policy: PolicyId,
     arrival: &Arrival<'a>,
     settings: &Settings,
@@ -232,27 +418,83 @@ fn moment<E: Env>(now: Nanos, clock: Clock, env: &E) -> Moment<impl Fn() -> Tick
     Moment::new(now.into(), move || env.now(clock).into())
 }
 
-/// Charges packets and bytes, both or neither.
+/// Charges the bucket and the sums it counts towards, all or none.
 #[inline(always)]
-fn charge<B: Bucket>(
-    bucket: &B,
+fn charge<E: Env>(
+    bucket: &E::Bucket,
     arrival: &Arrival<'_>,
     limits: &Limits,
+    standing: Standing,
     moment: &mut Moment<impl Fn() -> Tick>,
+    env: &E,
 ) -> Reason {
     let Limits { packets, bytes } = limits;
+    let class = arrival.class;
     let frame = bytes.cost_of(arrival.length);
-    let bucket_of_bytes = bucket.bytes();
-    if bytes.is_limited() && !bucket::conforms(&bucket_of_bytes, moment, frame, bytes.tolerance()) {
+    if bytes.is_limited()
+        && !bucket::conforms(&bucket.bytes(), moment, frame, bytes.tolerance())
+    {
         return Reason::ByteRate;
     }
-    if packets.is_limited()
-        && !bucket::admit(&bucket.packets(), moment, packets.cost(), packets.tolerance())
-    {
-        return Reason::PacketRate;
+    if packets.is_limited() {
+        let cell = bucket.packets();
+        if !bucket::conforms(&cell, moment, packets.cost(), packets.tolerance()) {
+            return Reason::PacketRate;
+        }
+        // A ceiling is for sources that take much: below half of their burst a forged neighbour
+        // cannot do anything to them.
+        if bucket::is_past_half(&cell, moment.now(), packets.cost(), packets.tolerance())
+            && !pass_ceilings(arrival, moment, env)
+        {
+            return Reason::Ceiling;
+        }
+        if !bucket::admit(&cell, moment, packets.cost(), packets.tolerance()) {
+            return Reason::PacketRate;
+        }
     }
     if bytes.is_limited() {
-        bucket::charge(&bucket_of_bytes, moment, frame, bytes.tolerance());
+        bucket::charge(&bucket.bytes(), moment, frame, bytes.tolerance());
     }
+    if standing != Standing::Proven {
+        add(BudgetCell::unproven(class.id), &class.unproven, moment, env);
+    }
+    add(BudgetCell::total(class.id), &class.total, moment, env);
     Reason::Conform
+}
+
+/// Charges a sum, if there is one.
+#[inline(always)]
+fn add<E: Env>(
+    cell: BudgetCell,
+    sum: &PacketLimit,
+    moment: &mut Moment<impl Fn() -> Tick>,
+    env: &E,
+) {
+    if sum.is_limited()
+        && let Some(cell) = env.budget(cell)
+    {
+        bucket::charge(&cell, moment, sum.cost(), sum.tolerance());
+    }
+}
+
+/// Charges the wider prefixes of the source, if they have ceilings; false if one is reached. The
+/// narrower is charged first, and stays charged if the wider is what is reached.
+#[inline(always)]
+fn pass_ceilings<E: Env>(
+    arrival: &Arrival<'_>,
+    moment: &mut Moment<impl Fn() -> Tick>,
+    env: &E,
+) -> bool {
+    let class = arrival.class;
+    let mut pass = |ceiling: Ceiling| {
+        let limit = &class.ceilings[ceiling as usize];
+        if limit.is_limited()
+            && let Some(prefix) = WidePrefix::around(arrival.packet.source, ceiling)
+            && let Some(cell) = env.ceiling(prefix, class.id, moment.now())
+        {
+            return bucket::admit(&cell, moment, limit.cost(), limit.tolerance());
+        }
+        true
+    };
+    pass(Ceiling::V6Customer) && pass(Ceiling::V6Site) && pass(Ceiling::V4Network)
 }

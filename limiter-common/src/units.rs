@@ -70,6 +70,17 @@ impl Rate {
         }
     }
 
+    /// This rate divided by `factor`.
+    ///
+    /// # Errors
+    /// [`LimitError::TooSlow`] if the quotient does not fit, [`LimitError::ZeroRate`] for a factor of 0.
+    pub const fn over(self, factor: u32) -> Result<Self, LimitError> {
+        match self.seconds.checked_mul(factor as u64) {
+            Some(seconds) => Self::new(self.count, seconds),
+            None => Err(LimitError::TooSlow),
+        }
+    }
+
     /// Ticks per unit, times 2^`fraction`, rounded to nearest.
     const fn cost(self, fraction: u32) -> u128 {
         let line = (self.seconds as u128 * Tick::PER_SECOND as u128) << fraction;
@@ -107,6 +118,16 @@ impl PacketLimit {
             Ok((cost, tolerance)) => Ok(Self { cost, tolerance }),
             Err(error) => Err(error),
         }
+    }
+
+    /// The limit of `factor` times the rate and the burst. The cost is rounded down to a whole tick,
+    /// by less than 10⁻³ up to 256 M/s.
+    #[must_use]
+    pub const fn times(self, factor: u32) -> Self {
+        let factor = if factor == 0 { 1 } else { factor as u64 };
+        let cost = self.cost / factor;
+        let is_lost = cost == 0 && self.cost != 0;
+        Self { cost: if is_lost { 1 } else { cost }, tolerance: self.tolerance }
     }
 
     /// Ticks that one packet costs; 0 if packets are not limited.

@@ -34,6 +34,14 @@ pub enum Reason {
     TableFull = 11,
     /// The source is new, and the budget for new sources is spent.
     NewSource = 12,
+    /// An address that no packet can come from: loopback, multicast, or one of this host's own.
+    Martian = 13,
+    /// Over what the source's wider prefix may send.
+    Ceiling = 14,
+    /// The source has proven nothing, and the class's sum for such sources is used up.
+    Unproven = 15,
+    /// The class's sum is used up.
+    Total = 16,
 }
 
 impl Reason {
@@ -52,9 +60,13 @@ impl Reason {
         Self::Bypass,
         Self::TableFull,
         Self::NewSource,
+        Self::Martian,
+        Self::Ceiling,
+        Self::Unproven,
+        Self::Total,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 13;
+    pub const COUNT: u32 = 17;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -67,7 +79,11 @@ impl Reason {
             | Self::Blocked
             | Self::Malformed
             | Self::NeighbourRate
-            | Self::NewSource => true,
+            | Self::NewSource
+            | Self::Martian
+            | Self::Ceiling
+            | Self::Unproven
+            | Self::Total => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
@@ -95,6 +111,10 @@ impl Reason {
             Self::Bypass => "bypass",
             Self::TableFull => "table_full",
             Self::NewSource => "new_source",
+            Self::Martian => "martian",
+            Self::Ceiling => "ceiling",
+            Self::Unproven => "unproven",
+            Self::Total => "total",
         }
     }
 

@@ -1,26 +1,33 @@
 //! The state that decisions need, from maps.
 
-use core::{arch::asm, ptr};
+use core::{
+    arch::asm,
+    ptr::{self, NonNull},
+};
 
 use aya_ebpf::{
-    bindings::BPF_NOEXIST,
     btf_maps::lpm_trie::Key,
     helpers::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
 };
 use limiter_common::{
-    Bucket, Env, Family,
-    abi::{
-        BucketState, ClassId, Policy, PolicyId, PrefixKey, Resolution, Settings, Slot, V4Key, V6Key,
-    },
+    Env, Family,
+    abi::{BudgetCell, ClassId, Policy, PolicyId, PrefixKey, Settings, Slot, SourceAddress},
     bucket::{Cell, RETRIES},
+    decide::WidePrefix,
+    hash::{HashKey, SourceHash},
+    known::Known,
     packet::{Source, Space},
-    time::{Clock, Nanos},
+    table::Meta,
+    time::{Clock, Nanos, Tick},
     units::Limits,
 };
 
-use crate::maps::{
-    ACTIVE, BUCKETS_V4, BUCKETS_V6, BUDGETS, CREATED, LIMITS, NEIGHBOURS, POLICIES, PREFIXES,
-    SETTINGS,
+use crate::{
+    lines::{self, BucketRef},
+    maps::{
+        ACTIVE, BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, KNOWN, KNOWN_PLACES,
+        LIMITS, NEIGHBOURS, OWN, POLICIES, PREFIXES, SETTINGS,
+    },
 };
 
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
@@ -38,6 +45,7 @@ pub(crate) struct MapEnv;
 impl Env for MapEnv {
     type Bucket = BucketRef;
     type Cell = Tat;
+    type Known = KnownRef;
 
     #[inline(always)]
     fn now(&self, clock: Clock) -> Nanos {
@@ -49,40 +57,65 @@ impl Env for MapEnv {
     }
 
     #[inline(always)]
-    fn bucket(&self, source: Source, class: ClassId) -> Option<BucketRef> {
-        let bucket = match source.space {
-            Space::Ipv4 => BUCKETS_V4.get_ptr_mut(v4(source, class)),
-            _ => BUCKETS_V6.get_ptr_mut(v6(source, class)),
-        };
-        bucket.map(BucketRef)
+    fn key(&self) -> HashKey {
+        HashKey {
+            offset: HASH_OFFSET.load(),
+            first: HASH_FIRST.load(),
+            second: HASH_SECOND.load(),
+        }
     }
 
     #[inline(always)]
-    fn create(&self, source: Source, class: ClassId, state: BucketState) -> Option<BucketRef> {
-        let flags = u64::from(BPF_NOEXIST);
-        let (made, family) = match source.space {
-            Space::Ipv4 => (BUCKETS_V4.insert(v4(source, class), state, flags), Family::Ipv4),
-            _ => (BUCKETS_V6.insert(v6(source, class), state, flags), Family::Ipv6),
+    fn known(&self, hash: SourceHash) -> Option<KnownRef> {
+        KNOWN.get_ptr_mut(hash.place(KNOWN_PLACES.load())).map(|words| KnownRef(words.cast()))
+    }
+
+    #[inline(always)]
+    fn bucket(&self, source: Source, class: ClassId, hash: SourceHash) -> Option<BucketRef> {
+        lines::find(source, class, self.key().bucket(hash, class))
+    }
+
+    #[inline(always)]
+    fn create(
+        &self,
+        source: Source,
+        class: ClassId,
+        hash: SourceHash,
+        meta: Meta,
+        now: Tick,
+    ) -> Option<BucketRef> {
+        let made = lines::make(source, class, self.key().bucket(hash, class), meta, now)?;
+        let family = match source.space {
+            Space::Ipv4 => Family::Ipv4,
+            _ => Family::Ipv6,
         };
-        if made.is_ok()
-            && let Some(created) = CREATED.get_ptr_mut(family as u32)
-        {
+        if let Some(created) = CREATED.get_ptr_mut(family as u32) {
             // SAFETY: the word is this CPU's own.
             unsafe { *created += 1 };
         }
-        // Another CPU may have been first, and an LRU may have taken it back already.
-        self.bucket(source, class)
+        Some(made)
+    }
+
+    #[inline(always)]
+    fn ceiling(&self, prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Tat> {
+        NonNull::new(lines::ceiling(prefix.bits, prefix.kind, class.0, now.0)).map(|tat| Tat(tat.as_ptr()))
     }
 
     #[inline(always)]
     fn neighbours(&self, slot: Slot) -> Option<Tat> {
-        NEIGHBOURS.get_ptr_mut(slot.0).map(|bucket| BucketRef(bucket).packets())
+        // SAFETY: a field of a map value, which lives as long as the program runs.
+        NEIGHBOURS.get_ptr_mut(slot.0).map(|bucket| Tat(unsafe { &raw mut (*bucket).tat }))
     }
 
     #[inline(always)]
-    fn budget(&self, class: ClassId) -> Option<Tat> {
+    fn budget(&self, budget: BudgetCell) -> Option<Tat> {
         // SAFETY: a field of a map value, which lives as long as the program runs.
-        BUDGETS.get_ptr_mut(class.0).map(|budget| Tat(unsafe { &raw mut (*budget).tat }))
+        BUDGETS.get_ptr_mut(budget.index()).map(|budget| Tat(unsafe { &raw mut (*budget).tat }))
+    }
+
+    #[inline(always)]
+    fn is_own(&self, address: SourceAddress) -> bool {
+        OWN.get_ptr(&address.into()).is_some()
     }
 
     #[inline(always)]
@@ -99,53 +132,34 @@ impl Env for MapEnv {
     fn limits(&self, place: u32) -> Option<&Limits> {
         LIMITS.get(place)
     }
+
+    #[inline(always)]
+    fn pinned<'a, T>(&self, value: &'a T) -> &'a T {
+        let mut pointer = ptr::from_ref(value);
+        // SAFETY: an empty instruction: the pointer stays what it is.
+        unsafe {
+            asm!("/* {p} */", p = inout(reg) pointer);
+            &*pointer
+        }
+    }
 }
 
-#[inline(always)]
-fn v4(source: Source, class: ClassId) -> V4Key {
-    V4Key::new(source.bits as u32, class.0)
-}
+/// The words of one place in the filters.
+pub(crate) struct KnownRef(*mut u64);
 
-#[inline(always)]
-fn v6(source: Source, class: ClassId) -> V6Key {
-    V6Key::new(source.bits, source.space as u32, class.0)
-}
-
-/// A bucket in a map. An LRU may give its memory to another source while this one still holds it:
-/// then a charge goes to that other source's bucket, by one packet.
-pub(crate) struct BucketRef(*mut BucketState);
-
-impl Bucket for BucketRef {
+impl Known for KnownRef {
     type Cell = Tat;
 
     #[inline(always)]
-    fn packets(&self) -> Tat {
-        // SAFETY: a field of a map value, which lives as long as the program runs.
-        Tat(unsafe { &raw mut (*self.0).packets })
-    }
-
-    #[inline(always)]
-    fn bytes(&self) -> Tat {
-        // SAFETY: as above.
-        Tat(unsafe { &raw mut (*self.0).bytes })
-    }
-
-    #[inline(always)]
-    fn resolution(&self) -> Resolution {
-        // SAFETY: an aligned word, read whole.
-        unsafe { ptr::read_volatile(&raw const (*self.0).resolution) }
-    }
-
-    #[inline(always)]
-    fn set_resolution(&self, resolution: Resolution) {
-        // SAFETY: an aligned word, written whole.
-        unsafe { ptr::write_volatile(&raw mut (*self.0).resolution, resolution) }
+    fn word(&self, place: usize) -> Tat {
+        // SAFETY: within the map value: callers keep the place below KNOWN_WORDS.
+        Tat(unsafe { self.0.add(place & 3) })
     }
 }
 
 /// A theoretical arrival time in a map. `core`'s atomics do not compile to BPF's instructions, so
 /// these are written out.
-pub(crate) struct Tat(*mut u64);
+pub(crate) struct Tat(pub(crate) *mut u64);
 
 impl Cell for Tat {
     #[inline(always)]

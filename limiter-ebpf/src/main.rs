@@ -5,6 +5,7 @@
 #![feature(asm_experimental_arch)]
 
 mod env;
+mod lines;
 mod maps;
 mod record;
 mod view;

@@ -3,16 +3,20 @@
 
 use aya_ebpf::{
     Global,
-    btf_maps::{Array, LpmTrie, LruHashMap, PerCpuArray},
+    bindings::BPF_F_MMAPABLE,
+    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray},
     macros::btf_map,
 };
 use limiter_common::{
     abi::{
-        BucketState, Budget, Count, MAX_CLASSES, MAX_INTERFACES, Policy, PolicyId, PrefixKey,
-        Settings, V4Key, V6Key,
+        BucketState, Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6,
+        MAX_INTERFACES, OwnAddress, Policy, PolicyId, PrefixKey, Settings,
     },
     units::Limits,
 };
+
+/// The agent reads and writes these without system calls.
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map]
 pub(crate) static SETTINGS: Array<Settings, 2> = Array::new();
@@ -25,13 +29,23 @@ pub(crate) static POLICIES: Array<Policy, 1> = Array::new();
 #[btf_map]
 pub(crate) static LIMITS: Array<Limits, 1> = Array::new();
 #[btf_map]
-pub(crate) static BUCKETS_V4: LruHashMap<V4Key, BucketState, 1> = LruHashMap::new();
+pub(crate) static BUCKETS_V4: Array<LineV4, 1, MMAPABLE> = Array::new();
 #[btf_map]
-pub(crate) static BUCKETS_V6: LruHashMap<V6Key, BucketState, 1> = LruHashMap::new();
+pub(crate) static BUCKETS_V6: Array<LineV6, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub(crate) static CEILINGS: Array<LineV6, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub(crate) static BYTES_V4: Array<ByteTats, 1> = Array::new();
+#[btf_map]
+pub(crate) static BYTES_V6: Array<ByteTats, 1> = Array::new();
+#[btf_map]
+pub(crate) static KNOWN: Array<KnownWords, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub(crate) static OWN: HashMap<OwnAddress, u32, 4096> = HashMap::new();
 #[btf_map]
 pub(crate) static NEIGHBOURS: Array<BucketState, { MAX_INTERFACES }> = Array::new();
 #[btf_map]
-pub(crate) static BUDGETS: Array<Budget, { MAX_CLASSES + 1 }> = Array::new();
+pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }> = Array::new();
 #[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
 #[btf_map]
@@ -46,3 +60,25 @@ pub(crate) static COUNTER_SLOTS: Global<u32> = Global::new(1);
 /// Class ids in the counter map; a constant to the verifier.
 #[unsafe(no_mangle)]
 pub(crate) static COUNTER_CLASSES: Global<u32> = Global::new(1);
+/// Lines of the IPv4 table.
+#[unsafe(no_mangle)]
+pub(crate) static LINES_V4: Global<u32> = Global::new(1);
+/// Lines of the IPv6 table.
+#[unsafe(no_mangle)]
+pub(crate) static LINES_V6: Global<u32> = Global::new(1);
+/// Lines of the table of ceilings.
+#[unsafe(no_mangle)]
+pub(crate) static LINES_CEILINGS: Global<u32> = Global::new(1);
+/// Places in the filters.
+#[unsafe(no_mangle)]
+pub(crate) static KNOWN_PLACES: Global<u32> = Global::new(1);
+/// A part of the hash key, as the two below.
+#[unsafe(no_mangle)]
+pub(crate) static HASH_OFFSET: Global<u64> = Global::new(0);
+#[unsafe(no_mangle)]
+pub(crate) static HASH_FIRST: Global<u64> = Global::new(1);
+#[unsafe(no_mangle)]
+pub(crate) static HASH_SECOND: Global<u64> = Global::new(1);
+/// Whether anything is limited in bytes, so that there is room for byte buckets; 0 or 1.
+#[unsafe(no_mangle)]
+pub(crate) static BYTES: Global<u32> = Global::new(0);

@@ -4,20 +4,24 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     rc::Rc,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
 };
 
 use limiter_agent::plan::{Plan, Prefix};
 use limiter_common::{
     Bucket, Env, Outcome,
     abi::{
-        BucketState, ClassId, Count, Policy, PolicyId, PrefixKey, Resolution, Settings, Slot,
+        BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings, Slot,
         SourceAddress,
     },
     bucket::Cell,
     decide,
+    decide::WidePrefix,
+    hash::{HashKey, SourceHash},
+    known::Known,
     packet::Source,
-    time::{Clock, Nanos},
+    table::Meta,
+    time::{Clock, Nanos, Tick},
     units::Limits,
 };
 
@@ -41,6 +45,8 @@ impl Model {
             buckets: RefCell::default(),
             neighbours: RefCell::default(),
             budgets: RefCell::default(),
+            ceilings: RefCell::default(),
+            known: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -79,45 +85,75 @@ struct Maps {
     policies: Vec<Policy>,
     limits: Vec<Limits>,
     buckets: RefCell<HashMap<(Source, ClassId), Rc<SharedBucket>>>,
-    neighbours: RefCell<HashMap<Slot, Rc<SharedBucket>>>,
-    budgets: RefCell<HashMap<ClassId, Rc<SharedBucket>>>,
+    neighbours: RefCell<HashMap<Slot, Word>>,
+    budgets: RefCell<HashMap<u32, Word>>,
+    ceilings: RefCell<HashMap<(WidePrefix, ClassId), Word>>,
+    known: RefCell<HashMap<u32, Rc<[AtomicU64; KNOWN_WORDS]>>>,
 }
+
+/// As many places in the filters as there are numbers, so that no source is taken for another.
+const PLACES: u32 = u32::MAX;
 
 #[derive(Default)]
 struct SharedBucket {
-    packets: AtomicU64,
-    bytes: AtomicU64,
-    resolution: std::cell::Cell<Resolution>,
+    packets: Word,
+    bytes: Word,
+    meta: AtomicU32,
 }
 
 impl Env for Maps {
     type Bucket = Handle;
     type Cell = Word;
+    type Known = Words;
 
     fn now(&self, _: Clock) -> Nanos {
         self.now.get()
     }
 
-    fn bucket(&self, source: Source, class: ClassId) -> Option<Handle> {
+    fn key(&self) -> HashKey {
+        HashKey::new([1, 0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9])
+    }
+
+    fn known(&self, hash: SourceHash) -> Option<Words> {
+        Some(Words(self.known.borrow_mut().entry(hash.place(PLACES)).or_default().clone()))
+    }
+
+    fn bucket(&self, source: Source, class: ClassId, _: SourceHash) -> Option<Handle> {
         self.buckets.borrow().get(&(source, class)).cloned().map(Handle)
     }
 
-    fn create(&self, source: Source, class: ClassId, state: BucketState) -> Option<Handle> {
+    fn create(
+        &self,
+        source: Source,
+        class: ClassId,
+        hash: SourceHash,
+        meta: Meta,
+        now: Tick,
+    ) -> Option<Handle> {
         let bucket = SharedBucket {
-            packets: AtomicU64::new(state.packets),
-            bytes: AtomicU64::new(state.bytes),
-            resolution: std::cell::Cell::new(state.resolution),
+            packets: Word::new(now),
+            bytes: Word::new(now),
+            meta: AtomicU32::new(meta.0),
         };
         self.buckets.borrow_mut().insert((source, class), Rc::new(bucket));
-        self.bucket(source, class)
+        self.bucket(source, class, hash)
+    }
+
+    fn ceiling(&self, prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Word> {
+        let new = || Word::new(now);
+        Some(self.ceilings.borrow_mut().entry((prefix, class)).or_insert_with(new).clone())
     }
 
     fn neighbours(&self, slot: Slot) -> Option<Word> {
-        Some(Word(self.neighbours.borrow_mut().entry(slot).or_default().clone(), Half::Packets))
+        Some(self.neighbours.borrow_mut().entry(slot).or_default().clone())
     }
 
-    fn budget(&self, class: ClassId) -> Option<Word> {
-        Some(Word(self.budgets.borrow_mut().entry(class).or_default().clone(), Half::Packets))
+    fn budget(&self, budget: BudgetCell) -> Option<Word> {
+        Some(self.budgets.borrow_mut().entry(budget.index()).or_default().clone())
+    }
+
+    fn is_own(&self, _: SourceAddress) -> bool {
+        false
     }
 
     fn prefix(&self, key: &PrefixKey) -> Option<PolicyId> {
@@ -151,50 +187,71 @@ impl Bucket for Handle {
     type Cell = Word;
 
     fn packets(&self) -> Word {
-        Word(self.0.clone(), Half::Packets)
+        self.0.packets.clone()
     }
 
     fn bytes(&self) -> Word {
-        Word(self.0.clone(), Half::Bytes)
+        self.0.bytes.clone()
     }
 
-    fn resolution(&self) -> Resolution {
-        self.0.resolution.get()
+    fn meta(&self) -> Meta {
+        Meta(self.0.meta.load(SeqCst))
     }
 
-    fn set_resolution(&self, resolution: Resolution) {
-        self.0.resolution.set(resolution);
+    fn set_meta(&self, meta: Meta) {
+        self.0.meta.store(meta.0, SeqCst);
     }
 }
 
-#[derive(Clone, Copy)]
-enum Half {
-    Packets,
-    Bytes,
+struct Words(Rc<[AtomicU64; KNOWN_WORDS]>);
+
+impl Known for Words {
+    type Cell = KnownWord;
+
+    fn word(&self, place: usize) -> KnownWord {
+        KnownWord(self.0.clone(), place)
+    }
 }
 
-struct Word(Rc<SharedBucket>, Half);
+struct KnownWord(Rc<[AtomicU64; KNOWN_WORDS]>, usize);
+
+impl Cell for KnownWord {
+    fn load(&self) -> u64 {
+        self.0[self.1].load(SeqCst)
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> u64 {
+        exchange(&self.0[self.1], current, new)
+    }
+
+    fn add(&self, amount: u64) {
+        self.0[self.1].fetch_add(amount, SeqCst);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Word(Rc<AtomicU64>);
 
 impl Word {
-    fn atomic(&self) -> &AtomicU64 {
-        match self.1 {
-            Half::Packets => &self.0.packets,
-            Half::Bytes => &self.0.bytes,
-        }
+    fn new(tat: Tick) -> Self {
+        Self(Rc::new(AtomicU64::new(tat.0)))
     }
 }
 
 impl Cell for Word {
     fn load(&self) -> u64 {
-        self.atomic().load(Relaxed)
+        self.0.load(SeqCst)
     }
 
     fn compare_exchange(&self, current: u64, new: u64) -> u64 {
-        let swapped = self.atomic().compare_exchange(current, new, Relaxed, Relaxed);
-        swapped.unwrap_or_else(|found| found)
+        exchange(&self.0, current, new)
     }
 
     fn add(&self, amount: u64) {
-        self.atomic().fetch_add(amount, Relaxed);
+        self.0.fetch_add(amount, SeqCst);
     }
+}
+
+fn exchange(word: &AtomicU64, current: u64, new: u64) -> u64 {
+    word.compare_exchange(current, new, SeqCst, SeqCst).unwrap_or_else(|found| found)
 }

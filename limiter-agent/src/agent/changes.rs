@@ -10,6 +10,9 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     }
     classes(old, new, &mut changes);
     lists(old, new, &mut changes);
+    if old.ceilings != new.ceilings {
+        changes.push("[aggregate] changed".to_owned());
+    }
     let restart = |what: &str| format!("{what} changed: takes effect when the agent restarts");
     if old.metrics != new.metrics {
         changes.push(restart("[metrics] listen"));

@@ -84,6 +84,7 @@ impl Agent {
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
         }
+        datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
         let attached =
             attach::attach(&mut datapath, &plan.interfaces, &links).await.map_err(machine)?;
         let agent = Self {
@@ -152,6 +153,7 @@ impl Agent {
         plan.fits(self.datapath.sizes()).map_err(|error| request(vec![error.to_string()]))?;
         let (news, gone) = self.moves(&plan, &links);
         let counters = self.datapath.counters().map_err(|error| machine(error.to_string()))?;
+        self.datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
         // New interfaces first: until the switch their packets are counted as of an unknown one.
         let attached = attach::attach(&mut self.datapath, &news, &links).await.map_err(machine)?;
         if let Err(error) = self.datapath.apply(&plan) {

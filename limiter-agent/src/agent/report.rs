@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
-use limiter_common::abi::{ABI_VERSION, Count};
+use limiter_common::abi::{ABI_VERSION, BudgetCell, ClassId, Count};
+use limiter_common::time::Tick;
+use limiter_common::units::PacketLimit;
 
 use super::Agent;
 use crate::config::{self, Budget, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind};
+use crate::host;
 use crate::memory::map_memory;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, Status, Table, Total,
@@ -30,6 +33,8 @@ impl Agent {
         Ok(Snapshot {
             packets: self.ledger.rows(&self.datapath.counters()?, &self.plan.names),
             capacities: self.capacities().to_vec(),
+            sources: self.sources(),
+            pressures: self.pressures()?,
             created: self
                 .datapath
                 .sources_created()?
@@ -92,6 +97,46 @@ impl Agent {
         })
     }
 
+    fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let tracked = self.datapath.tracked(host::clocks().0);
+        let rows = tracked.map(|(family, tracked)| {
+            [("proven", tracked.proven), ("seen", tracked.unproven)]
+                .map(|(standing, value)| (family.label(), standing, value))
+        });
+        rows.concat()
+    }
+
+    /// How much of its shared budgets each class that has any has used up, the most used counts.
+    fn pressures(&self) -> Result<Vec<(String, f64)>, DatapathError> {
+        let now = Tick::from(host::clocks().0);
+        let used = |cell, limit: &PacketLimit| -> Result<Option<f64>, DatapathError> {
+            if !limit.is_limited() {
+                return Ok(None);
+            }
+            let debt = self.datapath.budget(cell)?.since(now).max(0).cast_unsigned();
+            #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
+            let share = debt as f64 / limit.tolerance() as f64;
+            Ok(Some(share.min(1.0)))
+        };
+        let settings = &self.plan.settings;
+        let all = BudgetCell::new_sources(ClassId::NONE);
+        let mut pressures: Vec<_> = used(all, &settings.new_sources)?
+            .map(|share| ("none".to_owned(), share))
+            .into_iter()
+            .collect();
+        for (class, config) in settings.classes.iter().zip(&self.config.classes) {
+            let shares = [
+                used(BudgetCell::new_sources(class.id), &class.new_sources)?,
+                used(BudgetCell::unproven(class.id), &class.unproven)?,
+                used(BudgetCell::total(class.id), &class.total)?,
+            ];
+            if let Some(most) = shares.into_iter().flatten().reduce(f64::max) {
+                pressures.push((config.name.clone(), most));
+            }
+        }
+        Ok(pressures)
+    }
+
     /// Of the maps as they were made, whatever the file says now.
     fn capacities(&self) -> [(&'static str, u32); 2] {
         let sizes = self.datapath.sizes();
@@ -142,6 +187,8 @@ fn classes(config: &Config) -> Vec<Class> {
         packets: class.allowance.packets.map(limit),
         bytes: class.allowance.bytes.map(limit),
         new_sources: class.new_sources.map(limit),
+        unproven: class.unproven.map(limit),
+        total: class.total.map(limit),
     });
     classes.collect()
 }

@@ -57,8 +57,10 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
         Some(value) => match_of(value),
     };
     let allowance = budget::allowance(table);
-    let new_sources = table.get("new_sources").map(|value| budget::budget(value, Unit::Packets));
-    let new_sources = budget::transpose(new_sources);
+    let sum = |key| {
+        budget::transpose(table.get(key).map(|value| budget::budget(value, Unit::Packets)))
+    };
+    let (new_sources, unproven, total) = (sum("new_sources"), sum("unproven"), sum("total"));
     let mode = service::mode(table, "mode");
     let text = name.as_ref().and_then(|name| name.string("write name = \"dns\""));
     let valid = name.as_ref().zip(text).and_then(|(name, text)| valid_name(name, text));
@@ -73,6 +75,8 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
             allowance: allowance?,
             limits: allowance?.limits().ok()?,
             new_sources: new_sources?,
+            unproven: unproven?,
+            total: total?,
             mode: mode?,
             line: table.place().line(),
         })

@@ -8,6 +8,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "mode",
             "interface",
             "table",
+            "aggregate",
             "neighbour",
             "faults",
             "class",
@@ -21,10 +22,12 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("interface", &["name", "xdp"]),
     ("table", &["ipv4_sources", "ipv6_sources", "new_sources"]),
     ("table.new_sources", &["rate", "burst"]),
+    ("aggregate", &["ipv6_56", "ipv6_48", "ipv4_24", "ipv6_48_new_sources"]),
+    ("aggregate.ipv6_48_new_sources", &["rate", "burst"]),
     ("neighbour", &["packets"]),
     ("neighbour.packets", &["rate", "burst"]),
     ("faults", &["malformed", "table_full"]),
-    ("class", &["name", "match", "packets", "bytes", "new_sources", "mode"]),
+    ("class", &["name", "match", "packets", "bytes", "new_sources", "unproven", "total", "mode"]),
     (
         "class.match",
         &["protocol", "ports", "source_ports", "flags", "icmp_type", "fragment", "max_bytes"],
@@ -32,6 +35,8 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("class.packets", &["rate", "burst"]),
     ("class.bytes", &["rate", "burst"]),
     ("class.new_sources", &["rate", "burst"]),
+    ("class.unproven", &["rate", "burst"]),
+    ("class.total", &["rate", "burst"]),
     ("prefix", &["cidr", "scale", "class", "owner", "comment"]),
     ("prefix.class", &["name", "packets", "bytes"]),
     ("prefix.class.packets", &["rate", "burst"]),
@@ -45,14 +50,11 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection
 /// that would not be there, so they get a message of their own.
 const PLANNED: &[&str] = &[
-    "aggregate",
     "established",
     "fleet",
     "lease",
     "on_agent_loss",
     "reserve",
-    "total",
-    "unproven",
     "vlan",
 ];
 

@@ -28,7 +28,7 @@ pub use error::{ConfigErrors, Diagnostic, LoadError};
 pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
-    Allowance, Block, Budget, Class, Config, Exemption, FaultAction, Faults, Interface, Mode,
+    Allowance, Block, Budget, Ceilings, Class, Config, Exemption, FaultAction, Faults, Interface, Mode,
     Pattern, Prefix, TableSizes, Xdp,
 };
 use reader::Reader;
@@ -68,6 +68,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let mode = service::mode(root, "mode");
     let interfaces = interface::read(root);
     let table = service::table(root);
+    let ceilings = service::ceilings(root, table);
     let neighbours = service::neighbours(root);
     let faults = service::faults(root);
     let classes = class::read(root);
@@ -81,6 +82,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         mode: mode?.unwrap_or(Mode::Observe),
         interfaces: interfaces.into_iter().collect::<Option<_>>()?,
         table: table?,
+        ceilings: ceilings?,
         neighbours: neighbours?,
         faults: faults?,
         classes: classes.into_iter().map(|class| class.model).collect::<Option<_>>()?,

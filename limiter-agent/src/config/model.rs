@@ -22,6 +22,8 @@ pub struct Config {
     pub interfaces: Vec<Interface>,
     /// How many sources are remembered.
     pub table: TableSizes,
+    /// The ceilings over wider prefixes.
+    pub ceilings: Ceilings,
     /// The cap on ARP and neighbour discovery, per interface.
     pub neighbours: Budget,
     /// What happens to packets that cannot be judged.
@@ -153,6 +155,19 @@ pub struct TableSizes {
     pub new_sources: Budget,
 }
 
+/// `[aggregate]`: what wider prefixes may send, as multiples of the limit of one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ceilings {
+    /// An IPv6 /56; none if it has no ceiling.
+    pub ipv6_56: Option<u32>,
+    /// An IPv6 /48.
+    pub ipv6_48: Option<u32>,
+    /// An IPv4 /24.
+    pub ipv4_24: Option<u32>,
+    /// How many new sources one IPv6 /48 may let in of those that all together may.
+    pub ipv6_48_new_sources: Budget,
+}
+
 /// `[faults]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Faults {
@@ -195,6 +210,13 @@ impl Budget {
     /// [`LimitError`] names what cannot be enforced.
     pub const fn bytes(self) -> Result<ByteLimit, LimitError> {
         ByteLimit::new(self.rate, self.burst)
+    }
+
+    /// Half of the rate and the burst; the same where half is too little to be enforced.
+    #[must_use]
+    pub fn half(self) -> Self {
+        let half = self.rate.over(2).map(|rate| Self { rate, burst: self.burst.div_ceil(2) });
+        half.ok().filter(|half| half.packets().is_ok()).unwrap_or(self)
     }
 
     /// `factor` times the rate and the burst.
@@ -241,6 +263,10 @@ pub struct Class {
     pub limits: Limits,
     /// How many new sources it may let in of those that all classes together may.
     pub new_sources: Option<Budget>,
+    /// What all its sources together may send that have proven nothing.
+    pub unproven: Option<Budget>,
+    /// What all its sources together may send.
+    pub total: Option<Budget>,
     /// Its own mode.
     pub mode: Option<Mode>,
     /// The line in the file.

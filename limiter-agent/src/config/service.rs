@@ -1,4 +1,4 @@
-//! The single tables: `mode`, `[table]`, `[neighbour]`, `[faults]`, `[metrics]`, `[control]`. Each
+//! The single tables: `mode`, `[table]`, `[aggregate]`, `[neighbour]`, `[faults]`, `[metrics]`, `[control]`. Each
 //! answers `None` only if something was noted.
 
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use limiter_common::units::Rate;
 
 use super::reader::Table;
 use super::units::Unit;
-use super::{Budget, FaultAction, Faults, Mode, TableSizes, budget};
+use super::{Budget, Ceilings, FaultAction, Faults, Mode, TableSizes, budget};
 
 /// The mode at `key`, none if it is not there.
 #[expect(clippy::option_option, reason = "absent and wrong are two things")]
@@ -37,6 +37,35 @@ pub(super) fn table(root: &Table<'_>) -> Option<TableSizes> {
         ipv4_sources: ipv4_sources?,
         ipv6_sources: ipv6_sources?,
         new_sources: new_sources?,
+    })
+}
+
+/// One IPv6 /48 has half of the budget for new sources, unless it is said otherwise.
+pub(super) fn ceilings(root: &Table<'_>, sizes: Option<TableSizes>) -> Option<Ceilings> {
+    let table = match root.get("aggregate") {
+        None => None,
+        Some(value) => Some(value.table("write [aggregate]")?),
+    };
+    let get = |key| table.as_ref().and_then(|table| table.get(key));
+    // 0 is the way to say that there is none.
+    let multiple = |key, default| match get(key) {
+        None => Some(default),
+        Some(value) => {
+            value.integer(0..=1_000_000).and_then(|it| u32::try_from(it).ok()).map(|it| (it != 0).then_some(it))
+        }
+    };
+    let ipv6_56 = multiple("ipv6_56", Some(4));
+    let ipv6_48 = multiple("ipv6_48", Some(8));
+    let ipv4_24 = multiple("ipv4_24", None);
+    let new_sources = match get("ipv6_48_new_sources") {
+        Some(value) => budget::budget(value, Unit::Packets),
+        None => sizes.map(|sizes| sizes.new_sources.half()),
+    };
+    Some(Ceilings {
+        ipv6_56: ipv6_56?,
+        ipv6_48: ipv6_48?,
+        ipv4_24: ipv4_24?,
+        ipv6_48_new_sources: new_sources?,
     })
 }
 

@@ -40,8 +40,7 @@ impl Banks {
         plan: &Plan,
     ) -> Result<(), DatapathError> {
         let bank = self.active.map_or(Bank::First, Bank::other);
-        // An epoch of 0 would match buckets that never resolved a policy.
-        let epoch = self.epoch.checked_add(1).unwrap_or(1);
+        let epoch = self.epoch.wrapping_add(1);
 
         self.write_prefixes(ebpf, bank, plan)?;
         write_policies(ebpf, bank, sizes, plan)?;
@@ -65,6 +64,11 @@ impl Banks {
         self.epoch = epoch;
         wait_for_packets();
         Ok(())
+    }
+
+    /// Whether buckets last used under old epochs are soon taken for current.
+    pub(super) fn comes_round(&self) -> bool {
+        self.epoch % 128 == 127
     }
 
     fn write_prefixes(

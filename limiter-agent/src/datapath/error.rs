@@ -42,6 +42,17 @@ pub enum DatapathError {
         /// The kernel's answer.
         source: MapError,
     },
+    /// A map could not be shared by memory.
+    #[error("map {map} cannot be mapped into memory: {error}")]
+    Share {
+        /// Its name.
+        map: &'static str,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The kernel has no random numbers for the hash key.
+    #[error("no random numbers for the hash key: {0}")]
+    Random(io::Error),
     /// The program's log buffer could not be read.
     #[error("the XDP program's log cannot be read: {0}")]
     Logs(String),

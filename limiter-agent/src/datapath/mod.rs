@@ -6,21 +6,30 @@
 mod banks;
 mod error;
 mod link;
+mod shared;
+
+use std::{collections::HashSet, fs::File, io, io::Read as _};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::PerCpuArray,
+    maps::{Array, HashMap, PerCpuArray},
     programs::{ProgramError, Xdp},
 };
 use limiter_common::{
     Family, Outcome,
-    abi::{Count, CounterShape, PROGRAM, global, map},
+    abi::{
+        Budget, BudgetCell, Count, CounterShape, OwnAddress, PROGRAM, SourceAddress, global, map,
+    },
+    hash::HashKey,
+    packet::Source,
+    time::{Nanos, Tick},
 };
 
-use self::{banks::Banks, link::Links};
+use self::{banks::Banks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
     link::{Attachment, LinkKind, foreign_program},
+    shared::Tracked,
 };
 use crate::plan::{Guarded, MapSizes, Plan};
 
@@ -34,6 +43,8 @@ pub struct Datapath {
     ebpf: Ebpf,
     sizes: MapSizes,
     banks: Banks,
+    shared: SharedMaps,
+    own: HashSet<OwnAddress>,
 }
 
 impl Datapath {
@@ -44,22 +55,38 @@ impl Datapath {
     /// [`DatapathError::Load`] when the kernel refuses the program or a map.
     pub fn load(plan: &Plan) -> Result<Self, DatapathError> {
         let sizes = plan.sizes;
+        let key = HashKey::new(random().map_err(DatapathError::Random)?);
+        let (lines_v4, lines_v6) = (sizes.lines_v4(), sizes.lines_v6());
+        let (ceilings, places) = (sizes.lines_ceilings(), sizes.known_places());
         let mut ebpf = EbpfLoader::new()
             .override_global(global::COUNTER_SLOTS, &sizes.counters.slots, true)
             .override_global(global::COUNTER_CLASSES, &sizes.counters.classes, true)
+            .override_global(global::LINES_V4, &lines_v4, true)
+            .override_global(global::LINES_V6, &lines_v6, true)
+            .override_global(global::LINES_CEILINGS, &ceilings, true)
+            .override_global(global::KNOWN_PLACES, &places, true)
+            .override_global(global::BYTES, &u32::from(sizes.bytes), true)
+            .override_global(global::HASH_OFFSET, &key.offset, true)
+            .override_global(global::HASH_FIRST, &key.first, true)
+            .override_global(global::HASH_SECOND, &key.second, true)
             // One to spare: older kernels need a free one to replace the value of another.
             .map_max_entries(map::PREFIXES, sizes.prefixes + 1)
             .map_max_entries(map::POLICIES, sizes.policies)
             .map_max_entries(map::LIMITS, sizes.limits)
-            .map_max_entries(map::BUCKETS_V4, sizes.ipv4_sources)
-            .map_max_entries(map::BUCKETS_V6, sizes.ipv6_sources)
+            .map_max_entries(map::BUCKETS_V4, lines_v4)
+            .map_max_entries(map::BUCKETS_V6, lines_v6)
+            .map_max_entries(map::CEILINGS, ceilings)
+            .map_max_entries(map::BYTES_V4, sizes.byte_lines(lines_v4))
+            .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
+            .map_max_entries(map::KNOWN, places)
             .map_max_entries(map::COUNTERS, sizes.counters.cells())
             .load(OBJECT)
             .map_err(DatapathError::load)?;
         xdp_mut(&mut ebpf)?.load().map_err(DatapathError::Program)?;
+        let shared = SharedMaps::new(&ebpf, key)?;
         let mut banks = Banks::default();
         banks.install(&mut ebpf, &sizes, plan)?;
-        Ok(Self { ebpf, sizes, banks, links: Links::default() })
+        Ok(Self { ebpf, sizes, banks, shared, links: Links::default(), own: HashSet::new() })
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
@@ -68,7 +95,52 @@ impl Datapath {
     /// # Errors
     /// [`DatapathError::Map`] when a map cannot be written; the old settings stay in force.
     pub fn apply(&mut self, plan: &Plan) -> Result<(), DatapathError> {
+        if self.banks.comes_round() {
+            self.shared.forget_policies();
+        }
         self.banks.install(&mut self.ebpf, &self.sizes, plan)
+    }
+
+    /// Says which addresses are this host's own: packets from them are forged.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be written.
+    pub fn own(&mut self, addresses: &[SourceAddress]) -> Result<(), DatapathError> {
+        let failed = |error| DatapathError::map(map::OWN, error);
+        let map = self.ebpf.map_mut(map::OWN).ok_or(DatapathError::MissingMap(map::OWN))?;
+        let mut own: HashMap<_, OwnAddress, u32> = map.try_into().map_err(failed)?;
+        let wanted = addresses.iter().map(|address| OwnAddress::from(*address)).collect();
+        for gone in self.own.difference(&wanted) {
+            own.remove(gone).map_err(failed)?;
+        }
+        for new in wanted.difference(&self.own) {
+            own.insert(new, 1, 0).map_err(failed)?;
+        }
+        self.own = wanted;
+        Ok(())
+    }
+
+    /// Vouches for a source: it has received what this host sent to it.
+    pub fn prove(&self, source: Source, now: Nanos) {
+        self.shared.prove(source, now);
+    }
+
+    /// How many buckets are in use at `now`, of IPv4 and IPv6. Reads the whole table.
+    #[must_use]
+    pub fn tracked(&self, now: Nanos) -> [(Family, Tracked); 2] {
+        let [v4, v6] = self.shared.tracked(Tick::from(now));
+        [(Family::Ipv4, v4), (Family::Ipv6, v6)]
+    }
+
+    /// The theoretical arrival time of a budget.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn budget(&self, budget: BudgetCell) -> Result<Tick, DatapathError> {
+        let failed = |error| DatapathError::map(map::BUDGETS, error);
+        let map = self.ebpf.map(map::BUDGETS).ok_or(DatapathError::MissingMap(map::BUDGETS))?;
+        let budgets: Array<_, Budget> = map.try_into().map_err(failed)?;
+        Ok(Tick(budgets.get(&budget.index(), 0).map_err(failed)?.tat))
     }
 
     /// Attaches the program to an interface.
@@ -162,6 +234,16 @@ impl Datapath {
         let map = self.ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
         PerCpuArray::try_from(map).map_err(|error| DatapathError::map(name, error))
     }
+}
+
+/// Three numbers that nobody can guess.
+fn random() -> io::Result<[u64; 3]> {
+    let mut file = File::open("/dev/urandom")?;
+    let mut number = || {
+        let mut bytes = [0; 8];
+        file.read_exact(&mut bytes).map(|()| u64::from_ne_bytes(bytes))
+    };
+    Ok([number()?, number()?, number()?])
 }
 
 fn xdp_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, DatapathError> {

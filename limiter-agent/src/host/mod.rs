@@ -8,7 +8,9 @@ mod refusal;
 
 use std::time::SystemTime;
 
+use limiter_common::abi::SourceAddress;
 use limiter_common::time::Nanos;
+use nix::ifaddrs::getifaddrs;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_getres, clock_gettime};
 
@@ -30,6 +32,20 @@ pub fn tick() -> Nanos {
     // Were it unreadable, a second is more than any tick, and makes every class use the fine clock
     // that needs to.
     clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Nanos(1_000_000_000), nanos)
+}
+
+/// The addresses of this host's interfaces in this network namespace, but for loopback. None if the
+/// kernel does not say: then packets that claim to come from them are not told from others.
+#[must_use]
+pub fn addresses() -> Vec<SourceAddress> {
+    let addresses = getifaddrs().into_iter().flatten().filter_map(|it| it.address);
+    let addresses = addresses.filter_map(|address| {
+        if let Some(address) = address.as_sockaddr_in() {
+            return Some(SourceAddress::ipv4(address.ip().into()));
+        }
+        address.as_sockaddr_in6().map(|address| SourceAddress::from(address.ip()))
+    });
+    addresses.filter(|address| !address.is_martian()).collect()
 }
 
 /// `CLOCK_MONOTONIC`, the clock of `bpf_ktime_get_ns`.

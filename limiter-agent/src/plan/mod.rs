@@ -13,12 +13,12 @@ use std::time::SystemTime;
 
 use limiter_common::Reason;
 use limiter_common::abi::{
-    ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot, SourceAddress,
+    Ceiling, ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot, SourceAddress,
 };
 use limiter_common::time::{Clock, Nanos};
 use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit};
 
-use crate::config::{self, Budget, Config, FaultAction, Pattern, Xdp};
+use crate::config::{self, Budget, Ceilings, Config, FaultAction, Pattern, Xdp};
 pub use names::Names;
 pub use sizes::MapSizes;
 
@@ -232,6 +232,8 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     let mut settings = Box::new(Settings::EMPTY);
     settings.neighbours = config.neighbours.packets()?;
     settings.new_sources = config.table.new_sources.packets()?;
+    settings.new_sources_site = config.ceilings.ipv6_48_new_sources.packets()?;
+    settings.exempting = policies.policies.iter().fold(0, |bits, it| bits | it.exempt.slots());
     settings.mode = config.mode.into();
     settings.drops = drops(config.faults);
     settings.ingress_multiplier = multiplier;
@@ -239,16 +241,28 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     classes::compile(&config.classes, &mut settings)?;
     for (class, place) in config.classes.iter().zip(&mut settings.classes) {
         let id = names.class(&class.name);
-        let new_sources = class.new_sources.map_or(Ok(PacketLimit::NONE), Budget::packets)?;
-        let mode = mode(config.mode, class.mode);
-        *place = ClassSettings { limits: class.limits, new_sources, id, mode, ..*place };
+        let sum = |budget: Option<Budget>| budget.map_or(Ok(PacketLimit::NONE), Budget::packets);
+        *place = ClassSettings {
+            limits: class.limits,
+            new_sources: sum(class.new_sources)?,
+            unproven: sum(class.unproven)?,
+            total: sum(class.total)?,
+            ceilings: ceilings(config.ceilings, class.limits.packets),
+            id,
+            mode: mode(config.mode, class.mode),
+            ..*place
+        };
         settings.class_count += 1;
     }
     clocks(&mut settings, &policies.limits, host.tick);
     if !policies.prefixes.is_empty() {
         settings.need = settings.need.with(Need::POLICIES);
     }
-    let sizes = MapSizes::of(config.table, &policies, &names);
+    let limits = config.classes.iter().map(|class| &class.limits).chain(&policies.limits);
+    if limits.into_iter().any(|limits| limits.bytes.is_limited()) {
+        settings.need = settings.need.with(Need::BYTES);
+    }
+    let sizes = MapSizes::of(config.table, &settings, &policies, &names);
     Ok(Plan {
         settings,
         policies: policies.policies,
@@ -259,6 +273,19 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         names,
         gone,
     })
+}
+
+/// What one wider prefix may send in a class, by [`Ceiling`].
+fn ceilings(config: Ceilings, limit: PacketLimit) -> [PacketLimit; Ceiling::COUNT] {
+    let mut ceilings = [PacketLimit::NONE; Ceiling::COUNT];
+    for (ceiling, factor) in [
+        (Ceiling::V6Customer, config.ipv6_56),
+        (Ceiling::V6Site, config.ipv6_48),
+        (Ceiling::V4Network, config.ipv4_24),
+    ] {
+        ceilings[ceiling as usize] = factor.map_or(PacketLimit::NONE, |factor| limit.times(factor));
+    }
+    ceilings
 }
 
 /// Every byte bucket holds a full frame of the guarded interface with the largest MTU.
@@ -300,8 +327,8 @@ impl Plan {
 }
 
 /// Gives each class the cheapest clock that is exact enough for every budget that its packets may
-/// meet: those of its sources (its own limits, and its place in each of the `rows`) and those for
-/// new sources.
+/// meet: those of its sources (its own limits, and its place in each of the `rows`), of wider
+/// prefixes, of all together, and those for new sources.
 fn clocks(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
     let count = usize::try_from(settings.class_count).unwrap_or_default();
     let classes = &mut settings.classes[..count];
@@ -309,7 +336,9 @@ fn clocks(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
         let others = rows.iter().skip(order).step_by(count);
         let limits = std::iter::once(&class.limits).chain(others);
         let packets = limits.clone().map(|limits| limits.packets);
-        let packets = packets.chain([settings.new_sources, class.new_sources]);
+        let packets = packets.chain([settings.new_sources, settings.new_sources_site]);
+        let packets = packets.chain([class.new_sources, class.unproven, class.total]);
+        let packets = packets.chain(class.ceilings);
         let packets = packets.filter(PacketLimit::is_limited).map(|limit| limit.tolerance());
         let bytes = limits.map(|limits| limits.bytes).filter(ByteLimit::is_limited);
         let least = packets.chain(bytes.map(|limit| limit.tolerance())).min();
@@ -340,6 +369,10 @@ fn drops(faults: config::Faults) -> u32 {
         | Reason::Neighbour
         | Reason::NeighbourRate
         | Reason::NewSource
+        | Reason::Martian
+        | Reason::Ceiling
+        | Reason::Unproven
+        | Reason::Total
         | Reason::Bypass => reason.drops_by_default(),
     };
     Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())

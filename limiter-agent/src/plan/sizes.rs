@@ -1,6 +1,7 @@
 //! How large the maps are, and whether a reload still fits them.
 
-use limiter_common::abi::{CounterShape, MAX_INTERFACES};
+use limiter_common::abi::{CounterShape, MAX_INTERFACES, Need, Settings, V4_SLOTS, V6_SLOTS};
+use limiter_common::units::PacketLimit;
 
 use super::policies::Merged;
 use super::{Names, Plan, PlanError};
@@ -10,10 +11,14 @@ use crate::config::TableSizes;
 /// half of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Buckets for IPv4.
+    /// Buckets for IPv4: half as many as there are slots.
     pub ipv4_sources: u32,
-    /// Buckets for IPv6.
+    /// Buckets for IPv6: half as many as there are slots.
     pub ipv6_sources: u32,
+    /// Whether there are byte buckets.
+    pub bytes: bool,
+    /// Whether there are ceilings over wider prefixes, or budgets of them.
+    pub ceilings: bool,
     /// Networks, both banks.
     pub prefixes: u32,
     /// Policies, both banks. A bank has one more than there are, for the place of
@@ -29,8 +34,17 @@ impl MapSizes {
     /// The sizes for a plan of these parts, with headroom: half again as many networks, policies
     /// and limits, rounded up to a power of two of at least 1,024 for each bank; class ids and
     /// slots as [`class_ids`] and [`slots`] say.
-    pub(super) fn of(table: TableSizes, policies: &Merged, names: &Names) -> Self {
+    pub(super) fn of(
+        table: TableSizes,
+        settings: &Settings,
+        policies: &Merged,
+        names: &Names,
+    ) -> Self {
+        let ceilings = settings.classes.iter().flat_map(|class| class.ceilings);
+        let mut ceilings = ceilings.chain([settings.new_sources_site]);
         Self {
+            bytes: settings.need.has(Need::BYTES),
+            ceilings: ceilings.any(|limit: PacketLimit| limit.is_limited()),
             ipv4_sources: table.ipv4_sources,
             ipv6_sources: table.ipv6_sources,
             prefixes: banks(policies.prefixes.len()),
@@ -42,6 +56,45 @@ impl MapSizes {
             },
         }
     }
+}
+
+impl MapSizes {
+    /// Lines of the IPv4 table. At most half of the slots are in use when it holds what it is said
+    /// to hold, which nearly always leaves a free one in the two lines of a source.
+    #[must_use]
+    pub fn lines_v4(&self) -> u32 {
+        lines(self.ipv4_sources, V4_SLOTS)
+    }
+
+    /// Lines of the IPv6 table.
+    #[must_use]
+    pub fn lines_v6(&self) -> u32 {
+        lines(self.ipv6_sources, V6_SLOTS)
+    }
+
+    /// Lines of the table of ceilings: only prefixes with a source past half of its burst are there,
+    /// and those that let new sources in.
+    #[must_use]
+    pub fn lines_ceilings(&self) -> u32 {
+        if self.ceilings { (self.lines_v6() / 8).max(1024) } else { 1 }
+    }
+
+    /// Lines of byte buckets beside `lines` of the table.
+    #[must_use]
+    pub fn byte_lines(&self, lines: u32) -> u32 {
+        if self.bytes { lines } else { 1 }
+    }
+
+    /// Places in the filters of known sources: eight bits for each source that there is room for,
+    /// and each generation.
+    #[must_use]
+    pub fn known_places(&self) -> u32 {
+        (self.ipv4_sources.saturating_add(self.ipv6_sources) / 16).max(1024)
+    }
+}
+
+fn lines(sources: u32, slots: usize) -> u32 {
+    entries((2 * usize::try_from(sources).unwrap_or(usize::MAX / 2)).div_ceil(slots))
 }
 
 /// Class ids for `classes`: a multiple of 16, and [`ClassId::NONE`].
@@ -67,6 +120,12 @@ pub(super) fn fits(plan: &Plan, running: &MapSizes) -> Result<(), PlanError> {
         if wanted != running {
             return Err(PlanError::TableSize { key, wanted, running });
         }
+    }
+    if plan.sizes.bytes && !running.bytes {
+        return Err(PlanError::NeedsRestart { what: "byte rates", needed: 1, room: 0 });
+    }
+    if plan.sizes.ceilings && !running.ceilings {
+        return Err(PlanError::NeedsRestart { what: "ceilings", needed: 1, room: 0 });
     }
     let rooms = [
         ("prefixes, exemptions and blocks", entries(plan.prefixes.len()), running.prefixes / 2),

@@ -81,6 +81,10 @@ pub struct Class {
     pub bytes: Option<Limit>,
     /// Its share of the new sources.
     pub new_sources: Option<Limit>,
+    /// The sum of its sources that have proven nothing.
+    pub unproven: Option<Limit>,
+    /// The sum of all its sources.
+    pub total: Option<Limit>,
 }
 
 /// A token bucket.

@@ -20,6 +20,11 @@ pub struct Snapshot {
     pub packets: Vec<PacketCount>,
     /// Bucket tables: family and capacity.
     pub capacities: Vec<(&'static str, u32)>,
+    /// Buckets in use: family, standing of their sources, how many.
+    pub sources: Vec<(&'static str, &'static str, u64)>,
+    /// How much of a shared budget is used up, from 0 to 1: the class (`none` for the budget for new
+    /// sources of all classes), and the most used of its budgets.
+    pub pressures: Vec<(String, f64)>,
     /// Buckets ever created, by family.
     pub created: Vec<(&'static str, u64)>,
     /// The guarded interfaces.
@@ -117,6 +122,26 @@ impl Snapshot {
         for (family, value) in &self.capacities {
             capacity.sample(&[("family", (*family).to_owned())], f64::from(*value));
         }
+        let help = "Buckets in use: sources that are not at rest, one for each class they send in.";
+        let mut tracked = out.family("limiter_tracked_sources", help, Kind::Gauge);
+        for (family, _) in &self.capacities {
+            let of_family = self.sources.iter().filter(|(it, _, _)| it == family);
+            let sum = of_family.map(|(_, _, value)| value).sum();
+            tracked.sample(&[("family", (*family).to_owned())], count(sum));
+        }
+        let help = "Buckets in use by what their sources have shown: proven (a completed TCP \
+                    handshake) or seen.";
+        let mut sources = out.family("limiter_sources", help, Kind::Gauge);
+        for (family, standing, value) in &self.sources {
+            let labels = [("family", (*family).to_owned()), ("standing", (*standing).to_owned())];
+            sources.sample(&labels, count(*value));
+        }
+        let help = "Share of the most used budget that all sources of a class have together; class \
+                    none is the budget for new sources of all classes.";
+        let mut pressure = out.family("limiter_pressure", help, Kind::Gauge);
+        for (class, value) in &self.pressures {
+            pressure.sample(&[("class", class.clone())], *value);
+        }
         let help = "Buckets created: sources that were new to the table, or had been displaced.";
         let mut created = out.family("limiter_sources_created_total", help, Kind::Counter);
         for (family, value) in &self.created {
@@ -192,6 +217,8 @@ mod tests {
                 count: Count { packets: 12_345_678_901, bytes: 740_740_734_060 },
             }],
             capacities: vec![("ipv4", 1000), ("ipv6", 2000)],
+            sources: vec![("ipv4", "proven", 3), ("ipv4", "seen", 4)],
+            pressures: vec![("none".into(), 0.5)],
             created: vec![("ipv4", 7), ("ipv6", 0)],
             interfaces: vec![InterfaceInfo {
                 interface: "eth0".into(),
@@ -216,6 +243,9 @@ mod tests {
             r#"limiter_packets_total{interface="eth0",family="ipv4",class="odd\"name",reason="packet_rate",action="drop"} 12345678901"#,
             r#"limiter_bytes_total{interface="eth0",family="ipv4",class="odd\"name",reason="packet_rate",action="drop"} 740740734060"#,
             r#"limiter_table_capacity{family="ipv6"} 2000"#,
+            r#"limiter_tracked_sources{family="ipv4"} 7"#,
+            r#"limiter_sources{family="ipv4",standing="proven"} 3"#,
+            r#"limiter_pressure{class="none"} 0.5"#,
             r#"limiter_sources_created_total{family="ipv4"} 7"#,
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
             r#"limiter_mode{mode="observe"} 0"#,

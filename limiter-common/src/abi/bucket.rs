@@ -1,53 +1,53 @@
-//! Keys and values of the bucket table.
+//! The bucket table, the filters and the budgets as they lie in maps.
 
-use super::PolicyId;
+use super::{AddressFamily, ClassId, MAX_CLASSES, SourceAddress};
+use crate::table::Meta;
 
-/// The key of an IPv4 bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct V4Key {
-    address: u32,
-    class: u32,
+/// Slots in a line of the IPv4 table.
+pub const V4_SLOTS: usize = 4;
+/// Slots in a line of the IPv6 table.
+pub const V6_SLOTS: usize = 3;
+/// Words of the filters at each place: two generations of the proven, two of the seen.
+pub const KNOWN_WORDS: usize = 4;
+
+/// A cache line of IPv4 buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct LineV4 {
+    /// Addresses in host order.
+    pub sources: [u32; V4_SLOTS],
+    /// Whose they are.
+    pub metas: [Meta; V4_SLOTS],
+    /// Theoretical arrival times of the packet buckets, [`Tick`](crate::time::Tick)s.
+    pub packets: [u64; V4_SLOTS],
 }
 
-impl V4Key {
-    /// The bucket of `address` (host order) in the class with the number `class`.
-    #[inline(always)]
-    #[must_use]
-    pub const fn new(address: u32, class: u32) -> Self {
-        Self { address, class }
-    }
+/// A cache line of IPv6 buckets, or of ceilings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct LineV6 {
+    /// The bits of sources, or prefixes.
+    pub sources: [u64; V6_SLOTS],
+    /// Theoretical arrival times of the packet buckets, [`Tick`](crate::time::Tick)s.
+    pub packets: [u64; V6_SLOTS],
+    /// Whose they are.
+    pub metas: [Meta; V6_SLOTS],
+    pad: u32,
 }
 
-/// The key of an IPv6 bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct V6Key {
-    bits: u64,
-    space: u32,
-    class: u32,
-}
+/// Theoretical arrival times of the byte buckets of one line, in a map of their own that is no larger
+/// than one entry where no byte rate is configured.
+pub type ByteTats = [u64; V4_SLOTS];
 
-impl V6Key {
-    /// The bucket of `bits` (see [`Source`](crate::packet::Source)) of the key space `space` in
-    /// the class with the number `class`.
-    #[inline(always)]
-    #[must_use]
-    pub const fn new(bits: u64, space: u32, class: u32) -> Self {
-        Self { bits, space, class }
-    }
-}
+/// What the filters hold at one place, see [`known`](crate::known).
+pub type KnownWords = [u64; KNOWN_WORDS];
 
-/// A bucket as it lies in the map.
+/// A bucket that is not in the table: the cap on ARP and neighbour discovery of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct BucketState {
-    /// Theoretical arrival time of the packet bucket, a [`Tick`](crate::time::Tick).
-    pub packets: u64,
-    /// Theoretical arrival time of the byte bucket, a [`Tick`](crate::time::Tick).
-    pub bytes: u64,
-    /// The policy that was last resolved for the source.
-    pub resolution: Resolution,
+    /// Theoretical arrival time, a [`Tick`](crate::time::Tick).
+    pub tat: u64,
 }
 
 /// A budget that many CPUs look at, alone on its cache line.
@@ -59,30 +59,65 @@ pub struct Budget {
     pad: [u64; 7],
 }
 
-/// A resolved policy and the settings epoch it was resolved under, in one word so that it is read
-/// and written whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct Resolution(u64);
+/// The place of a budget in its map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetCell(u32);
 
-impl Resolution {
-    /// `policy` as of `epoch`.
+impl BudgetCell {
+    /// How many there are.
+    pub const COUNT: usize = 3 * Self::CLASSES as usize;
+    #[expect(clippy::cast_possible_truncation, reason = "64")]
+    const CLASSES: u32 = MAX_CLASSES as u32 + 1;
+
+    /// The budget for new sources of a class, or of all together ([`ClassId::NONE`]).
     #[inline(always)]
     #[must_use]
-    pub const fn new(epoch: u32, policy: PolicyId) -> Self {
-        Self((epoch as u64) << 32 | policy.0 as u64)
+    pub const fn new_sources(class: ClassId) -> Self {
+        Self(class.0)
     }
 
-    /// The policy, if it was resolved under `epoch`.
+    /// The sum of what a class lets in from sources that have proven nothing.
     #[inline(always)]
     #[must_use]
-    pub const fn policy(self, epoch: u32) -> Option<PolicyId> {
-        #[expect(clippy::cast_possible_truncation, reason = "the halves of the word")]
-        if (self.0 >> 32) as u32 == epoch { Some(PolicyId(self.0 as u32)) } else { None }
+    pub const fn unproven(class: ClassId) -> Self {
+        Self(Self::CLASSES + class.0)
+    }
+
+    /// The sum of all that a class lets in.
+    #[inline(always)]
+    #[must_use]
+    pub const fn total(class: ClassId) -> Self {
+        Self(2 * Self::CLASSES + class.0)
+    }
+
+    /// The index in the map.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0
     }
 }
 
-const _: () = assert!(size_of::<V4Key>() == 8);
-const _: () = assert!(size_of::<V6Key>() == 16);
-const _: () = assert!(size_of::<BucketState>() == 24);
-const _: () = assert!(size_of::<Budget>() == 64);
+/// An address of this host, which is no packet's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct OwnAddress {
+    high: u64,
+    low: u64,
+    family: u64,
+}
+
+impl From<SourceAddress> for OwnAddress {
+    #[inline(always)]
+    fn from(address: SourceAddress) -> Self {
+        let family = match address.family {
+            AddressFamily::Ipv4 => 4,
+            AddressFamily::Ipv6 => 6,
+        };
+        Self { high: address.high, low: address.low, family }
+    }
+}
+
+const _: () = assert!(size_of::<LineV4>() == 64 && size_of::<LineV6>() == 64);
+const _: () = assert!(size_of::<Budget>() == 64 && size_of::<OwnAddress>() == 24);
+const _: () = assert!(V6_SLOTS <= V4_SLOTS);

@@ -10,17 +10,20 @@ mod pod;
 mod policy;
 mod settings;
 
-pub use bucket::{BucketState, Budget, Resolution, V4Key, V6Key};
+pub use bucket::{
+    BudgetCell, BucketState, ByteTats, Budget, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress, V4_SLOTS,
+    V6_SLOTS,
+};
 pub use counter::{Count, CounterShape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
 pub use settings::{
-    Bank, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
+    Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
@@ -30,6 +33,8 @@ pub const MAX_INTERFACES: usize = 32;
 
 /// The XDP program's name in the object.
 pub const PROGRAM: &str = "limiter";
+/// The name of the program that hears of completed handshakes.
+pub const HANDSHAKES: &str = "handshakes";
 
 /// The names of the maps in the object.
 pub mod map {
@@ -43,14 +48,23 @@ pub mod map {
     pub const POLICIES: &str = "POLICIES";
     /// Array of [`Limits`](crate::units::Limits), half for each bank.
     pub const LIMITS: &str = "LIMITS";
-    /// LRU hash from [`V4Key`](super::V4Key) to [`BucketState`](super::BucketState).
+    /// Array of [`LineV4`](super::LineV4): the buckets of IPv4 sources.
     pub const BUCKETS_V4: &str = "BUCKETS_V4";
-    /// LRU hash from [`V6Key`](super::V6Key) to [`BucketState`](super::BucketState).
+    /// Array of [`LineV6`](super::LineV6): the buckets of IPv6 sources.
     pub const BUCKETS_V6: &str = "BUCKETS_V6";
+    /// Array of [`LineV6`](super::LineV6): the ceilings of wider prefixes.
+    pub const CEILINGS: &str = "CEILINGS";
+    /// Array of [`ByteTats`](super::ByteTats) beside [`BUCKETS_V4`].
+    pub const BYTES_V4: &str = "BYTES_V4";
+    /// Array of [`ByteTats`](super::ByteTats) beside [`BUCKETS_V6`].
+    pub const BYTES_V6: &str = "BYTES_V6";
+    /// Array of [`KnownWords`](super::KnownWords): the filters of known sources.
+    pub const KNOWN: &str = "KNOWN";
+    /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
+    pub const OWN: &str = "OWN";
     /// Array of [`BucketState`](super::BucketState) by [`Slot`](super::Slot): the ARP and neighbour discovery caps.
     pub const NEIGHBOURS: &str = "NEIGHBOURS";
-    /// Array of [`Budget`](super::Budget) by [`ClassId`](super::ClassId): the budgets for new sources,
-    /// that of all classes together at [`ClassId::NONE`](super::ClassId::NONE).
+    /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
     pub const BUDGETS: &str = "BUDGETS";
     /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.
     pub const CREATED: &str = "CREATED";
@@ -64,4 +78,20 @@ pub mod global {
     pub const COUNTER_SLOTS: &str = "COUNTER_SLOTS";
     /// `u32`: class ids in the counter map.
     pub const COUNTER_CLASSES: &str = "COUNTER_CLASSES";
+    /// `u32`: lines of the IPv4 table.
+    pub const LINES_V4: &str = "LINES_V4";
+    /// `u32`: lines of the IPv6 table.
+    pub const LINES_V6: &str = "LINES_V6";
+    /// `u32`: lines of the table of ceilings.
+    pub const LINES_CEILINGS: &str = "LINES_CEILINGS";
+    /// `u32`: places in the filters of known sources.
+    pub const KNOWN_PLACES: &str = "KNOWN_PLACES";
+    /// `u32`: whether there are byte buckets, 0 or 1.
+    pub const BYTES: &str = "BYTES";
+    /// `u64`: the parts of the [`HashKey`](crate::hash::HashKey).
+    pub const HASH_OFFSET: &str = "HASH_OFFSET";
+    /// See [`HASH_OFFSET`].
+    pub const HASH_FIRST: &str = "HASH_FIRST";
+    /// See [`HASH_OFFSET`].
+    pub const HASH_SECOND: &str = "HASH_SECOND";
 }

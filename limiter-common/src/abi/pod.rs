@@ -5,7 +5,9 @@
     reason = "aya::Pod is an unsafe marker trait; this file is the only place for it"
 )]
 
-use super::{BucketState, Count, Policy, PolicyId, PrefixKey, Settings, V4Key, V6Key};
+use super::{
+    BucketState, Budget, Count, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, Settings,
+};
 use crate::units::Limits;
 
 macro_rules! pod {
@@ -16,4 +18,7 @@ macro_rules! pod {
     )*};
 }
 
-pod!(BucketState, Count, Limits, Policy, PolicyId, PrefixKey, Settings, V4Key, V6Key);
+pod!(
+    BucketState, Budget, Count, Limits, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey,
+    Settings
+);

@@ -62,6 +62,13 @@ impl Exemptions {
         now < self.0[slot.index() % MAX_INTERFACES]
     }
 
+    /// A bit for each slot on which it is, or was, exempt.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        let exempt = (0..).zip(&self.0).filter(|(_, until)| until.0 != 0);
+        exempt.fold(0, |bits, (slot, _): (u32, _)| bits | 1 << slot)
+    }
+
     /// Makes it exempt on `slot` until `until`, or for longer if it already was.
     pub fn extend(&mut self, slot: Slot, until: Nanos) {
         if let Some(known) = self.0.get_mut(slot.index()) {
@@ -104,6 +111,26 @@ impl SourceAddress {
     #[must_use]
     pub const fn ipv6(high: u64, low: u64) -> Self {
         Self { family: AddressFamily::Ipv6, high, low }
+    }
+}
+
+impl SourceAddress {
+    /// Whether no packet on a link can come from it: 127/8, multicast and 240/4 (RFC 6890 §2.2.2),
+    /// the rest of 0/8 than 0.0.0.0 (which DHCP clients use, RFC 2131 §4.1); `::1`, `ff00::/8` and
+    /// `::ffff:0:0/96` (RFC 6890 §2.2.3).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_martian(self) -> bool {
+        match self.family {
+            AddressFamily::Ipv4 => {
+                let first = self.high >> 56;
+                first >= 224 || first == 127 || first == 0 && self.high != 0
+            }
+            AddressFamily::Ipv6 => {
+                let (high, low) = (self.high, self.low);
+                high >> 56 == 0xff || high == 0 && (low == 1 || low >> 32 == 0xffff)
+            }
+        }
     }
 }
 

@@ -114,6 +114,8 @@ impl Need {
     pub const LENGTH: Self = Self(4);
     /// There is a prefix, exemption or block.
     pub const POLICIES: Self = Self(8);
+    /// Some limit is in bytes.
+    pub const BYTES: Self = Self(16);
 
     /// Whether all of `other` is needed.
     #[inline(always)]
@@ -129,6 +131,23 @@ impl Need {
     }
 }
 
+/// The wider prefixes that have a ceiling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Ceiling {
+    /// An IPv6 /56, the least that a customer is given.
+    V6Customer = 0,
+    /// An IPv6 /48.
+    V6Site = 1,
+    /// An IPv4 /24.
+    V4Network = 2,
+}
+
+impl Ceiling {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+}
+
 /// One class, at its place in the order of rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -137,6 +156,12 @@ pub struct ClassSettings {
     pub limits: Limits,
     /// How many new sources it may admit; not limited if it has no share of its own.
     pub new_sources: PacketLimit,
+    /// What all its sources together may send that have proven nothing; not limited if unset.
+    pub unproven: PacketLimit,
+    /// What all its sources together may send; not limited if unset.
+    pub total: PacketLimit,
+    /// What one wider prefix may send, by [`Ceiling`]; not limited if unset.
+    pub ceilings: [PacketLimit; Ceiling::COUNT],
     /// Its number.
     pub id: ClassId,
     /// Its mode: its own, or the global one.
@@ -232,7 +257,9 @@ pub struct Settings {
     pub neighbours: PacketLimit,
     /// How many new sources all classes together may admit.
     pub new_sources: PacketLimit,
-    /// Changes with every switch; a [`Resolution`](super::Resolution) of another epoch is stale.
+    /// How many new sources one IPv6 /48 may admit; not limited if unset.
+    pub new_sources_site: PacketLimit,
+    /// Changes with every switch; what a bucket has cached of another epoch is stale.
     pub epoch: u32,
     /// The bank these settings lie in, 0 or 1: the first byte of every [`PrefixKey`](super::PrefixKey).
     pub bank: u32,
@@ -248,6 +275,10 @@ pub struct Settings {
     pub ingress_multiplier: u32,
     /// How many of `classes` are in use.
     pub class_count: u32,
+    /// A bit for each [`Slot`] on which something is exempt.
+    pub exempting: u32,
+    /// Always 0.
+    pub pad: u32,
     /// The interfaces.
     pub ingress: [Ingress; Ingress::PLACES],
     /// The classes, in the order of rules.
@@ -267,6 +298,7 @@ impl Settings {
     pub const EMPTY: Self = Self {
         neighbours: PacketLimit::NONE,
         new_sources: PacketLimit::NONE,
+        new_sources_site: PacketLimit::NONE,
         epoch: 0,
         bank: 0,
         policies: 0,
@@ -275,10 +307,15 @@ impl Settings {
         need: Need(0),
         ingress_multiplier: 1,
         class_count: 0,
+        exempting: 0,
+        pad: 0,
         ingress: [Ingress { ifindex: 0, slot: Slot::UNKNOWN }; Ingress::PLACES],
         classes: [ClassSettings {
             limits: Limits::NONE,
             new_sources: PacketLimit::NONE,
+            unproven: PacketLimit::NONE,
+            total: PacketLimit::NONE,
+            ceilings: [PacketLimit::NONE; Ceiling::COUNT],
             id: ClassId::NONE,
             mode: Mode::OBSERVE,
             clock: Clock::FINE,
@@ -297,6 +334,13 @@ impl Settings {
         let ingress = &self.ingress[Ingress::place(ifindex, self.ingress_multiplier)];
         if ingress.ifindex == ifindex { ingress.slot } else { Slot::UNKNOWN }
     }
+
+    /// Whether something is exempt on `slot`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn exempts_on(&self, slot: Slot) -> bool {
+        self.exempting >> (slot.0 % u32::BITS) & 1 != 0
+    }
 }
 
 impl LimitsIndex {
@@ -309,14 +353,14 @@ impl LimitsIndex {
     }
 }
 
-const _: () = assert!(MAX_INTERFACES <= Ingress::PLACES);
-const _: () = assert!(size_of::<ClassSettings>() == 64);
+const _: () = assert!(MAX_INTERFACES <= Ingress::PLACES && MAX_INTERFACES <= u32::BITS as usize);
+const _: () = assert!(size_of::<ClassSettings>() == 144);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
-        == 64
+        == 88
             + 8 * Ingress::PLACES
-            + 64 * MAX_CLASSES
+            + 144 * MAX_CLASSES
             + 8 * L4Index::COUNT
             + 3 * size_of::<Dimension>()
 );

@@ -1,0 +1,245 @@
+//! What a source has shown of itself: two keyed, ageing filters, small enough for the cache.
+//!
+//! A source address can be forged, so what it has sent proves nothing. A source is *proven* when it
+//! completed a TCP handshake with this host (or a credential vouches for it), *seen* when it was let
+//! in under the budget for new sources and went on sending within its limits, else a *stranger*.
+//!
+//! Each filter is a Bloom filter blocked by words: three bits of one 64-bit word for each source. It
+//! has two generations, which take turns in two words. A word carries the number of its generation
+//! in its upper 16 bits, so that one of an older generation reads as empty and nobody has to clear
+//! it: the filters age by the clock alone. All four words of a source lie side by side, in one cache
+//! line.
+
+use crate::abi::KNOWN_WORDS;
+use crate::bucket::Cell;
+use crate::hash::SourceHash;
+use crate::time::Nanos;
+
+/// How sure it is that the address is not forged, the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// Nothing is known.
+    Stranger,
+    /// It was let in, and goes on sending.
+    Seen,
+    /// It has received what we sent to its address.
+    Proven,
+}
+
+/// The words that hold what is known of a source.
+pub trait Known {
+    /// One word.
+    type Cell: Cell;
+
+    /// The word at `place`, below [`KNOWN_WORDS`].
+    fn word(&self, place: usize) -> Self::Cell;
+}
+
+/// One of the two filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// Sources that have proven their address.
+    Proven,
+    /// Sources that were let in.
+    Seen,
+}
+
+impl Filter {
+    /// How long a generation of it lasts, as a power of two of nanoseconds: 9.2 minutes for proofs
+    /// (renewed by each handshake, and by the agent while a connection lasts), 8.6 seconds for what
+    /// was seen (renewed by each generation's first packet within the limits). A mark lasts for the
+    /// rest of its generation and all of the next.
+    const fn shift(self) -> u32 {
+        match self {
+            Self::Proven => 39,
+            Self::Seen => 33,
+        }
+    }
+
+    /// How long a mark lasts at least.
+    #[must_use]
+    pub const fn lasts(self) -> Nanos {
+        Nanos(1 << self.shift())
+    }
+
+    /// The place of the word for `generation`.
+    const fn place(self, generation: u16) -> usize {
+        let pair = match self {
+            Self::Proven => 0,
+            Self::Seen => 2,
+        };
+        pair + (generation & 1) as usize
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "generations are counted modulo 2^16")]
+    const fn generation(self, now: Nanos) -> u16 {
+        (now.0 >> self.shift()) as u16
+    }
+}
+
+/// The bits of a source within its words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u64);
+
+const STAMP_SHIFT: u32 = 48;
+
+impl Mark {
+    /// Three bits, one in each third of the 48 that a word has for them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(hash: SourceHash) -> Self {
+        let low = hash.low();
+        Self(1 << (low & 15) | 1 << (16 + (low >> 4 & 15)) | 1 << (32 + (low >> 8 & 15)))
+    }
+
+    /// Whether `word` has it, as of `generation`.
+    #[inline(always)]
+    const fn is_in(self, word: u64, generation: u16) -> bool {
+        // One comparison: the stamp is right and all bits are there.
+        word & (self.0 | 0xffff << STAMP_SHIFT) == self.0 | (generation as u64) << STAMP_SHIFT
+    }
+
+    /// Whether it is marked in `filter` at `now`, and whether in the present generation.
+    #[inline(always)]
+    fn find<K: Known>(self, known: &K, filter: Filter, now: Nanos) -> (bool, bool) {
+        let generation = filter.generation(now);
+        let before = generation.wrapping_sub(1);
+        if self.is_in(known.word(filter.place(generation)).load(), generation) {
+            return (true, true);
+        }
+        (self.is_in(known.word(filter.place(before)).load(), before), false)
+    }
+
+    /// Marks it in the present generation of `filter`. A lost race is another source's mark in the
+    /// same word; it is tried again, and after that left to the next packet.
+    #[inline(always)]
+    pub fn set<K: Known>(self, known: &K, filter: Filter, now: Nanos) {
+        const ATTEMPTS: usize = 2;
+        let generation = filter.generation(now);
+        let cell = known.word(filter.place(generation));
+        let mut current = cell.load();
+        for _ in 0..ATTEMPTS {
+            let fresh = (current >> STAMP_SHIFT) == generation as u64;
+            let new = if fresh { current } else { (generation as u64) << STAMP_SHIFT } | self.0;
+            let found = cell.compare_exchange(current, new);
+            if found == current {
+                return;
+            }
+            current = found;
+        }
+    }
+}
+
+/// The standing of a source at `now`, and whether it is marked as seen in the present generation.
+#[inline(always)]
+pub fn standing<K: Known>(known: &K, mark: Mark, now: Nanos) -> (Standing, bool) {
+    let (seen, is_fresh) = mark.find(known, Filter::Seen, now);
+    let standing = if mark.find(known, Filter::Proven, now).0 {
+        Standing::Proven
+    } else if seen {
+        Standing::Seen
+    } else {
+        Standing::Stranger
+    };
+    (standing, is_fresh)
+}
+
+const _: () = assert!(KNOWN_WORDS == 4);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::hash::HashKey;
+    use crate::packet::Source;
+
+    type Words = [AtomicU64; KNOWN_WORDS];
+
+    pub struct Handle<'a>(&'a AtomicU64);
+
+    impl Cell for Handle<'_> {
+        fn load(&self) -> u64 {
+            self.0.load(Relaxed)
+        }
+        fn compare_exchange(&self, current: u64, new: u64) -> u64 {
+            let swapped = self.0.compare_exchange(current, new, Relaxed, Relaxed);
+            swapped.unwrap_or_else(|found| found)
+        }
+        fn add(&self, amount: u64) {
+            self.0.fetch_add(amount, Relaxed);
+        }
+    }
+
+    impl<'a> Known for &'a Words {
+        type Cell = Handle<'a>;
+
+        fn word(&self, place: usize) -> Handle<'a> {
+            Handle(&self[place])
+        }
+    }
+
+    fn mark(number: u32) -> Mark {
+        Mark::of(HashKey::new([1, 0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9]).source(Source::ipv4(number)))
+    }
+
+    proptest! {
+        /// A mark lasts for one to two generations, whatever the time, and the other filter does not
+        /// have it.
+        #[test]
+        fn marks_age(now in 0..u64::MAX / 2, number in any::<u32>(), proven in any::<bool>(), later in 0..4_u64) {
+            let words = Words::default();
+            let (filter, other) = if proven { (Filter::Proven, Filter::Seen) } else { (Filter::Seen, Filter::Proven) };
+            let mark = mark(number);
+            mark.set(&&words, filter, Nanos(now));
+            prop_assert_eq!(mark.find(&&words, filter, Nanos(now)), (true, true));
+            prop_assert!(!mark.find(&&words, other, Nanos(now)).0);
+            let generation = filter.lasts().0;
+            let then = now + later * generation;
+            let age = then / generation - now / generation;
+            prop_assert_eq!(mark.find(&&words, filter, Nanos(then)), (age <= 1, age == 0));
+        }
+    }
+
+    /// A mark of an older generation neither counts nor stays when the word is used again.
+    #[test]
+    fn old_marks_are_dropped_with_their_generation() {
+        let words = Words::default();
+        let generation = Filter::Seen.lasts().0;
+        mark(1).set(&&words, Filter::Seen, Nanos(0));
+        mark(2).set(&&words, Filter::Seen, Nanos(2 * generation));
+        assert_eq!(standing(&&words, mark(1), Nanos(2 * generation)).0, Standing::Stranger);
+        assert_eq!(standing(&&words, mark(2), Nanos(2 * generation)), (Standing::Seen, true));
+        mark(1).set(&&words, Filter::Proven, Nanos(2 * generation));
+        assert_eq!(standing(&&words, mark(1), Nanos(2 * generation)).0, Standing::Proven);
+    }
+
+    /// With one word for eight sources, as the agent sizes it, fewer than one stranger in ten is
+    /// taken for known; with one for 32 (a tenth as many proven as there is room for) nearly none.
+    #[test]
+    fn few_strangers_look_known() {
+        let key = HashKey::new([3, 0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9]);
+        for (sources, most) in [(8, 0.10), (1, 0.001)] {
+            const WORDS: u32 = 4_096;
+            let words: std::vec::Vec<Words> = (0..WORDS).map(|_| Words::default()).collect();
+            let of = |number: u32| {
+                let hash = key.source(Source::ipv4(number));
+                (&words[hash.place(WORDS) as usize], Mark::of(hash))
+            };
+            for number in 0..WORDS * sources {
+                let (words, mark) = of(number);
+                mark.set(&words, Filter::Proven, Nanos(0));
+            }
+            let strangers = (1 << 31)..(1 << 31) + 100_000_u32;
+            let taken = strangers.filter(|number| {
+                let (words, mark) = of(*number);
+                standing(&words, mark, Nanos(0)).0 == Standing::Proven
+            });
+            let share = taken.count() as f64 / 100_000.0;
+            assert!(share < most, "{share} with {sources} sources for each word");
+        }
+    }
+}

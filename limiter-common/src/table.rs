@@ -1,0 +1,239 @@
+//! The bucket table: slots in cache lines, without storage.
+//!
+//! A bucket is found by what it is (exact source and class), in one of two lines that its hash
+//! names; the second is looked at only when the first does not have it. A slot whose bucket is full
+//! again is as good as free: a full bucket is the same as none. So nothing has to be cleared, and
+//! replacing such a slot loses nothing.
+//!
+//! **Races.** A slot is owned by whoever its [`Meta`] names. To take one, a CPU swaps its meta from
+//! what it saw to [`Meta::BUSY`], writes the rest and then the new meta; a CPU that looks meanwhile
+//! sees no bucket there. A reader checks the meta again after it has read the source, so it never
+//! takes one owner's policy for another's. Two CPUs that make a bucket for the same source at the
+//! same time see the same slots and mostly choose the same one; the loser of the swap looks again. If
+//! they chose two (a slot filled up in between), the later packets all find the first in order, and
+//! the other was charged with at most one packet of each CPU. A charge that comes between a slot's
+//! change of owners goes to the new owner: one packet's cost, once.
+
+use crate::abi::{ClassId, PolicyId};
+use crate::packet::{Source, Space};
+use crate::time::Tick;
+use crate::units::MAX_TOLERANCE;
+
+/// What a slot holds beside the source itself: class, space, whether the source is proven, and the
+/// cached policy with the epoch it was resolved under.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Meta(pub u32);
+
+impl Meta {
+    /// Never used.
+    pub const EMPTY: Self = Self(0);
+    /// Being taken by some CPU.
+    pub const BUSY: Self = Self(Self::CLASS);
+
+    /// The class; class ids are below 127, and 0 is no class.
+    const CLASS: u32 = 0x7f;
+    const SPACE_SHIFT: u32 = 7;
+    const OWNER: u32 = 0x1ff;
+    const PROVEN: u32 = 1 << 9;
+    const EPOCH_SHIFT: u32 = 10;
+    const EPOCH: u32 = 0xff;
+    const POLICY_SHIFT: u32 = 18;
+    /// A policy whose number does not fit is resolved for each packet.
+    const UNCACHED: u32 = 0x3fff;
+
+    /// The bucket of a source of `space` in `class`, nothing cached.
+    #[inline(always)]
+    #[must_use]
+    pub const fn owner(space: Space, class: ClassId) -> Self {
+        // IPv4 has a table of its own, so two bits tell the other spaces apart.
+        Self((class.0 & Self::CLASS) | (space as u32 & 3) << Self::SPACE_SHIFT)
+    }
+
+    /// The same with a policy as of `epoch`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_policy(self, epoch: u32, policy: PolicyId) -> Self {
+        let policy = if policy.0 < Self::UNCACHED { policy.0 } else { Self::UNCACHED };
+        let kept = self.0 & (Self::OWNER | Self::PROVEN);
+        Self(kept | (epoch & Self::EPOCH) << Self::EPOCH_SHIFT | policy << Self::POLICY_SHIFT)
+    }
+
+    /// The same with the owner proven or not.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_proven(self, is_proven: bool) -> Self {
+        Self(self.0 & !Self::PROVEN | if is_proven { Self::PROVEN } else { 0 })
+    }
+
+    /// Whether the owner was proven when this was written.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_proven(self) -> bool {
+        self.0 & Self::PROVEN != 0
+    }
+
+    /// Whether it was last written under `epoch` (modulo 256: the agent renews older ones in time).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_of(self, epoch: u32) -> bool {
+        (self.0 >> Self::EPOCH_SHIFT ^ epoch) & Self::EPOCH == 0
+    }
+
+    /// The cached policy, if there is one of `epoch`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn policy(self, epoch: u32) -> Option<PolicyId> {
+        let policy = self.0 >> Self::POLICY_SHIFT;
+        if policy == Self::UNCACHED || !self.is_of(epoch) { None } else { Some(PolicyId(policy)) }
+    }
+
+    /// The same without a cached policy.
+    #[inline(always)]
+    #[must_use]
+    pub const fn forgotten(self) -> Self {
+        Self(self.0 | Self::UNCACHED << Self::POLICY_SHIFT)
+    }
+
+    /// Whose bucket it is; none for a slot that is empty or being taken.
+    #[must_use]
+    pub const fn class(self) -> Option<ClassId> {
+        let class = self.0 & Self::CLASS;
+        if class == 0 || class == Self::CLASS { None } else { Some(ClassId(class)) }
+    }
+
+    #[inline(always)]
+    const fn has_owner(self, owner: Self) -> bool {
+        self.0 & Self::OWNER == owner.0 & Self::OWNER
+    }
+
+    #[inline(always)]
+    const fn is_busy(self) -> bool {
+        self.0 & Self::CLASS == Self::CLASS
+    }
+}
+
+/// A line of slots in shared memory.
+pub trait Line {
+    /// Slots in it.
+    const SLOTS: u32;
+
+    /// A slot's meta.
+    fn meta(&self, slot: u32) -> Meta;
+    /// Stores `new` if it is `current`, and returns what it was.
+    fn swap_meta(&self, slot: u32, current: Meta, new: Meta) -> Meta;
+    /// A slot's source.
+    fn source(&self, slot: u32) -> u64;
+    /// Writes it.
+    fn set_source(&self, slot: u32, bits: u64);
+    /// The later of a slot's theoretical arrival times.
+    fn busy_until(&self, slot: u32, now: Tick) -> Tick;
+    /// Sets a slot's theoretical arrival times, so that its bucket is full at `now`.
+    fn fill(&self, slot: u32, now: Tick);
+}
+
+/// What is looked for: a source's bits and the owner part of its meta.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    bits: u64,
+    owner: Meta,
+}
+
+impl Wanted {
+    /// The bucket of `source` in `class`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(source: Source, class: ClassId) -> Self {
+        Self { bits: source.bits, owner: Meta::owner(source.space, class) }
+    }
+
+    /// The bucket of the source with these bits that `meta` says whose it is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(bits: u64, meta: Meta) -> Self {
+        Self { bits, owner: meta }
+    }
+
+    /// Its slot in `line`, with its meta.
+    #[inline(always)]
+    pub fn find<L: Line>(&self, line: &L) -> Option<(u32, Meta)> {
+        for slot in 0..L::SLOTS {
+            let meta = line.meta(slot);
+            if !meta.has_owner(self.owner) || line.source(slot) != self.bits {
+                continue;
+            }
+            // Changed meanwhile: perhaps only its policy, perhaps its owner, to one of this class.
+            let again = line.meta(slot);
+            if again.has_owner(self.owner) {
+                return Some((slot, if again == meta { meta } else { again.forgotten() }));
+            }
+        }
+        None
+    }
+
+    /// Takes a slot in `line` that is free or full again. Stops at one that another CPU is taking:
+    /// that may be for the same source.
+    #[inline(always)]
+    pub fn claim<L: Line>(&self, line: &L, meta: Meta, now: Tick) -> Claim {
+        for slot in 0..L::SLOTS {
+            let found = line.meta(slot);
+            if found.is_busy() {
+                return Claim::Raced;
+            }
+            if found == Meta::EMPTY || !is_ahead(line.busy_until(slot, now), now) {
+                return self.take(line, slot, found, meta, now);
+            }
+        }
+        Claim::Full
+    }
+
+    /// Takes a slot in `line` whose owner has proven nothing: the one furthest from full.
+    #[inline(always)]
+    pub fn displace<L: Line>(&self, line: &L, meta: Meta, now: Tick) -> Claim {
+        let mut furthest = 0;
+        let mut victim = None;
+        for slot in 0..L::SLOTS {
+            let found = line.meta(slot);
+            let ahead = line.busy_until(slot, now).since(now);
+            if !found.is_proven() && !found.is_busy() && ahead > furthest {
+                furthest = ahead;
+                victim = Some((slot, found));
+            }
+        }
+        match victim {
+            Some((slot, found)) => self.take(line, slot, found, meta, now),
+            None => Claim::Full,
+        }
+    }
+
+    #[inline(always)]
+    fn take<L: Line>(&self, line: &L, slot: u32, found: Meta, meta: Meta, now: Tick) -> Claim {
+        if line.swap_meta(slot, found, Meta::BUSY) != found {
+            return Claim::Raced;
+        }
+        line.set_source(slot, self.bits);
+        line.fill(slot, now);
+        line.swap_meta(slot, Meta::BUSY, meta);
+        Claim::Taken(slot)
+    }
+}
+
+/// What became of an attempt to take a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// It is the source's now.
+    Taken(u32),
+    /// Another CPU was faster.
+    Raced,
+    /// No slot of the line may be taken.
+    Full,
+}
+
+/// Whether a bucket with this theoretical arrival time is not full at `now`. One further ahead than
+/// any limit allows was left over from before the time line wrapped.
+#[inline(always)]
+#[must_use]
+pub const fn is_ahead(tat: Tick, now: Tick) -> bool {
+    let ahead = tat.since(now);
+    ahead > 0 && ahead.cast_unsigned() <= MAX_TOLERANCE + Tick::PER_SECOND
+}
