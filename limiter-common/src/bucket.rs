@@ -7,18 +7,15 @@
 //! bucket: packets conform one interval apart. There is no window, so there is no edge of a window
 //! to send two bursts around.
 //!
-//! **Concurrency.** A packet that does not conform writes nothing. One that does moves the TAT by
-//! compare-and-swap, and decides again when another CPU was faster; so a race neither lets a
-//! packet through uncharged nor drops one that conforms. After [`RETRIES`] lost races in a row the
-//! charge is added without a look, and the packet passes: it did conform when it was last looked
-//! at, and its cost is a debt that later packets wait for.
+//! **Concurrency.** A packet that does not conform writes nothing. One that does is charged without a
+//! loop: a TAT that is ahead of now is moved on by an atomic addition, which loses no other CPU's
+//! charge; one that lies in the past is swapped for now + cost, and where another CPU was faster the
+//! cost is added to what that one wrote. So a race neither lets a packet through uncharged nor drops
+//! one that conforms. CPUs that look at the same moment may overdraw the bucket by one packet each:
+//! that is a debt, which later packets wait for.
 
 use crate::time::Tick;
 use crate::units::MAX_TOLERANCE;
-
-/// Compare-and-swap attempts before a charge is added blindly. Each lost race is another CPU's
-/// charge, so this many in a row is rare even with many cores on one bucket.
-pub const RETRIES: u32 = 8;
 
 /// A shared 64-bit word holding a TAT.
 pub trait Cell {
@@ -28,14 +25,6 @@ pub trait Cell {
     fn compare_exchange(&self, current: u64, new: u64) -> u64;
     /// Adds to it.
     fn add(&self, amount: u64);
-
-    /// [`RETRIES`]. The kernel side hides the number from the compiler, which would write the loop
-    /// out that many times.
-    #[inline(always)]
-    #[must_use]
-    fn retries() -> u32 {
-        RETRIES
-    }
 }
 
 /// The time of a packet: read once, and once more for a bucket that was charged at a later time.
@@ -58,21 +47,20 @@ impl<F: Fn() -> Tick> Moment<F> {
         self.now
     }
 
-    /// The TAT after a conforming packet of `cost`; `None` if it does not conform.
+    /// Whether a packet of `cost` conforms to a bucket with this TAT.
     ///
     /// A debt beyond the tolerance was not made by any charge at this instant or before: another
     /// CPU has read the clock after this one (which the host of a virtual CPU may have stopped in
-    /// between), so the clock is read again. A flood on accurate clocks never shows such a debt,
-    /// and costs no second reading.
+    /// between), so the clock is read again. A flood on accurate clocks hardly ever shows such a
+    /// debt, and costs no second reading.
     #[inline(always)]
-    fn next(&mut self, tat: u64, cost: u64, tolerance: u64) -> Option<u64> {
+    fn conforms(&mut self, tat: u64, cost: u64, tolerance: u64) -> bool {
         let stale = stale_beyond(cost, tolerance);
         if !self.is_second && debt(tat, self.now, stale) > tolerance {
             self.now = (self.clock)();
             self.is_second = true;
         }
-        let debt = debt(tat, self.now, stale) + cost;
-        (debt <= tolerance).then_some(self.now.plus(debt).0)
+        debt(tat, self.now, stale) + cost <= tolerance
     }
 }
 
@@ -84,7 +72,7 @@ pub fn conforms<C: Cell, F: Fn() -> Tick>(
     cost: u64,
     tolerance: u64,
 ) -> bool {
-    moment.next(cell.load(), cost, tolerance).is_some()
+    moment.conforms(cell.load(), cost, tolerance)
 }
 
 /// Whether a shared budget has room for `cost` within `tolerance` at `now`; writes nothing.
@@ -107,30 +95,25 @@ pub fn admit<C: Cell, F: Fn() -> Tick>(
     cost: u64,
     tolerance: u64,
 ) -> bool {
-    let mut current = cell.load();
-    for _ in 0..C::retries() {
-        let Some(new) = moment.next(current, cost, tolerance) else {
-            return false;
-        };
-        let found = cell.compare_exchange(current, new);
-        if found == current {
-            return true;
-        }
-        current = found;
+    let tat = cell.load();
+    let conforms = moment.conforms(tat, cost, tolerance);
+    if conforms {
+        charge_from(cell, tat, moment.now, cost, tolerance);
     }
-    cell.add(cost);
-    true
+    conforms
 }
 
 /// Charges the bucket with `cost`, which conformed a moment ago, even if it no longer does.
 #[inline(always)]
-pub fn charge<C: Cell, F: Fn() -> Tick>(
-    cell: &C,
-    moment: &mut Moment<F>,
-    cost: u64,
-    tolerance: u64,
-) {
-    if !admit(cell, moment, cost, tolerance) {
+pub fn charge<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) {
+    charge_from(cell, cell.load(), now, cost, tolerance);
+}
+
+/// Charges a bucket whose TAT was `tat` a moment ago.
+#[inline(always)]
+fn charge_from<C: Cell>(cell: &C, tat: u64, now: Tick, cost: u64, tolerance: u64) {
+    let is_full = debt(tat, now, stale_beyond(cost, tolerance)) == 0;
+    if !(is_full && cell.compare_exchange(tat, now.plus(cost).0) == tat) {
         cell.add(cost);
     }
 }
@@ -159,7 +142,7 @@ fn debt(tat: u64, now: Tick, stale: u64) -> u64 {
 }
 
 /// The largest debt that a bucket in use can show: twice its tolerance for a limit that was lowered
-/// and not yet clamped, charges added blindly by 256 CPUs at once, and a second for clocks that
+/// and not yet clamped, one packet overdrawn by each of 256 CPUs, and a second for clocks that
 /// differ between CPUs. No overflow: a tolerance is at most 2⁶², a cost below 2⁵⁰.
 ///
 /// So a bucket that nobody touched for between (2.28 years − this) and 2.28 years may be read as
@@ -358,7 +341,7 @@ mod tests {
         });
         let debt = Tick(cell.load(Relaxed)).since(now).cast_unsigned();
         assert_eq!(debt, admitted * limit.cost());
-        // A charge added blindly may overdraw, by at most one packet for each thread.
+        // CPUs that look at the same moment may overdraw, by at most one packet each.
         assert!((100_000..=100_008).contains(&admitted), "{admitted}");
     }
 }

@@ -40,8 +40,16 @@ pub trait Env {
         meta: Meta,
         now: Tick,
     ) -> Option<Self::Bucket>;
-    /// The ceiling of a wider prefix in `class`, made if there is none yet and room.
-    fn ceiling(&self, prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Self::Cell>;
+    /// Charges the ceiling of a wider prefix in `class` if that conforms at `now`, and says whether
+    /// it did. It is made if there is none yet; where there is no room for it, everything conforms.
+    fn admit_ceiling(
+        &self,
+        prefix: WidePrefix,
+        class: ClassId,
+        now: Tick,
+        cost: u64,
+        tolerance: u64,
+    ) -> bool;
     /// The cap on ARP and neighbour discovery of an interface.
     fn neighbours(&self, slot: Slot) -> Option<Self::Cell>;
     /// A budget of a class or of all.
@@ -69,9 +77,9 @@ pub trait Bucket {
     type Cell: Cell;
 
     /// The packet bucket.
-    fn packets(&self) -> Self::Cell;
-    /// The byte bucket.
-    fn bytes(&self) -> Self::Cell;
+    fn packets(&self) -> Option<Self::Cell>;
+    /// The byte bucket, if there are any.
+    fn bytes(&self) -> Option<Self::Cell>;
     /// What its slot said when it was found.
     fn meta(&self) -> Meta;
     /// Changes that, unless somebody else did meanwhile.
@@ -218,9 +226,13 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
     let bucket = match (found, meta) {
         (Some(bucket), Some(meta)) => {
             if !meta.is_of(settings.epoch) {
-                bucket::clamp(&bucket.packets(), now, limits.packets.tolerance());
-                if limits.bytes.is_limited() {
-                    bucket::clamp(&bucket.bytes(), now, limits.bytes.tolerance());
+                if let Some(packets) = bucket.packets() {
+                    bucket::clamp(&packets, now, limits.packets.tolerance());
+                }
+                if limits.bytes.is_limited()
+                    && let Some(bytes) = bucket.bytes()
+                {
+                    bucket::clamp(&bytes, now, limits.bytes.tolerance());
                 }
             }
             if !meta.is_of(settings.epoch) || is_proven && !meta.is_proven() {
@@ -229,7 +241,7 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
             bucket
         }
         _ => {
-            if let Some(reason) = admit(standing, arrival, &mut moment, settings, env) {
+            if let Some(reason) = admit(standing, arrival, settings, env) {
                 return reason;
             }
             match env.create(source, class.id, hash, renewed, now) {
@@ -338,15 +350,15 @@ fn is_welcome<E: Env>(
 fn admit<E: Env>(
     standing: Standing,
     arrival: &Arrival<'_>,
-    moment: &mut Moment<impl Fn() -> Tick>,
     settings: &Settings,
     env: &E,
 ) -> Option<Reason> {
+    /// Classes share the budget of a prefix; a class id that no class has.
+    const ALL: ClassId = ClassId(126);
+    let now = Tick::from(arrival.now);
     let Arrival { packet, class, .. } = arrival;
     // Strangers have been asked.
-    if standing != Standing::Stranger
-        && !is_welcome(standing, class, moment.now(), settings, env)
-    {
+    if standing != Standing::Stranger && !is_welcome(standing, class, now, settings, env) {
         return Some(Reason::NewSource);
     }
     if packet.address.is_martian() || env.is_own(packet.address) {
@@ -355,20 +367,20 @@ fn admit<E: Env>(
     let site = &settings.new_sources_site;
     if site.is_limited()
         && let Some(prefix) = WidePrefix::around(packet.source, Ceiling::V6Site)
-        && let prefix = (WidePrefix { kind: WidePrefix::ADMISSIONS, ..prefix })
-        && let Some(cell) = env.ceiling(prefix, class.id, moment.now())
-        && !bucket::admit(&cell, moment, site.cost(), reach(standing, site))
     {
-        return Some(Reason::NewSource);
+        let prefix = WidePrefix { kind: WidePrefix::ADMISSIONS, ..prefix };
+        if !env.admit_ceiling(prefix, ALL, now, site.cost(), reach(standing, site)) {
+            return Some(Reason::NewSource);
+        }
     }
     let (all, own) = (&settings.new_sources, &class.new_sources);
     if own.is_limited()
         && let Some(cell) = env.budget(BudgetCell::new_sources(class.id))
     {
-        bucket::charge(&cell, moment, own.cost(), reach(standing, own));
+        bucket::charge(&cell, now, own.cost(), reach(standing, own));
     }
     if let Some(cell) = env.budget(BudgetCell::new_sources(ClassId::NONE)) {
-        bucket::charge(&cell, moment, all.cost(), reach(standing, all));
+        bucket::charge(&cell, now, all.cost(), reach(standing, all));
     }
     None
 }
@@ -431,68 +443,60 @@ fn charge<E: Env>(
     let Limits { packets, bytes } = limits;
     let class = arrival.class;
     let frame = bytes.cost_of(arrival.length);
-    if bytes.is_limited()
-        && !bucket::conforms(&bucket.bytes(), moment, frame, bytes.tolerance())
+    let byte_cell = if bytes.is_limited() { bucket.bytes() } else { None };
+    if let Some(cell) = &byte_cell
+        && !bucket::conforms(cell, moment, frame, bytes.tolerance())
     {
         return Reason::ByteRate;
     }
-    if packets.is_limited() {
-        let cell = bucket.packets();
-        if !bucket::conforms(&cell, moment, packets.cost(), packets.tolerance()) {
+    if packets.is_limited()
+        && let Some(cell) = bucket.packets()
+    {
+        let (cost, tolerance) = (packets.cost(), packets.tolerance());
+        if !bucket::conforms(&cell, moment, cost, tolerance) {
             return Reason::PacketRate;
         }
         // A ceiling is for sources that take much: below half of their burst a forged neighbour
         // cannot do anything to them.
-        if bucket::is_past_half(&cell, moment.now(), packets.cost(), packets.tolerance())
-            && !pass_ceilings(arrival, moment, env)
+        if bucket::is_past_half(&cell, moment.now(), cost, tolerance)
+            && !pass_ceilings(arrival, moment.now(), env)
         {
             return Reason::Ceiling;
         }
-        if !bucket::admit(&cell, moment, packets.cost(), packets.tolerance()) {
-            return Reason::PacketRate;
-        }
+        bucket::charge(&cell, moment.now(), cost, tolerance);
     }
-    if bytes.is_limited() {
-        bucket::charge(&bucket.bytes(), moment, frame, bytes.tolerance());
+    if let Some(cell) = &byte_cell {
+        bucket::charge(cell, moment.now(), frame, bytes.tolerance());
     }
+    let now = moment.now();
     if standing != Standing::Proven {
-        add(BudgetCell::unproven(class.id), &class.unproven, moment, env);
+        add(BudgetCell::unproven(class.id), &class.unproven, now, env);
     }
-    add(BudgetCell::total(class.id), &class.total, moment, env);
+    add(BudgetCell::total(class.id), &class.total, now, env);
     Reason::Conform
 }
 
 /// Charges a sum, if there is one.
 #[inline(always)]
-fn add<E: Env>(
-    cell: BudgetCell,
-    sum: &PacketLimit,
-    moment: &mut Moment<impl Fn() -> Tick>,
-    env: &E,
-) {
+fn add<E: Env>(cell: BudgetCell, sum: &PacketLimit, now: Tick, env: &E) {
     if sum.is_limited()
         && let Some(cell) = env.budget(cell)
     {
-        bucket::charge(&cell, moment, sum.cost(), sum.tolerance());
+        bucket::charge(&cell, now, sum.cost(), sum.tolerance());
     }
 }
 
 /// Charges the wider prefixes of the source, if they have ceilings; false if one is reached. The
 /// narrower is charged first, and stays charged if the wider is what is reached.
 #[inline(always)]
-fn pass_ceilings<E: Env>(
-    arrival: &Arrival<'_>,
-    moment: &mut Moment<impl Fn() -> Tick>,
-    env: &E,
-) -> bool {
+fn pass_ceilings<E: Env>(arrival: &Arrival<'_>, now: Tick, env: &E) -> bool {
     let class = arrival.class;
-    let mut pass = |ceiling: Ceiling| {
+    let pass = |ceiling: Ceiling| {
         let limit = &class.ceilings[ceiling as usize];
         if limit.is_limited()
             && let Some(prefix) = WidePrefix::around(arrival.packet.source, ceiling)
-            && let Some(cell) = env.ceiling(prefix, class.id, moment.now())
         {
-            return bucket::admit(&cell, moment, limit.cost(), limit.tolerance());
+            return env.admit_ceiling(prefix, class.id, now, limit.cost(), limit.tolerance());
         }
         true
     };

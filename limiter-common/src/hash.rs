@@ -139,7 +139,8 @@ mod tests {
     #[test]
     fn neighbours_are_spread() {
         const LINES: u32 = 4_096;
-        let key = HashKey::new([0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb]);
+        let key =
+            HashKey::new([0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb]);
         let mut counts = std::vec![[0_u32; 2]; LINES as usize];
         for address in 0..LINES * 16 {
             let hash = key.bucket(key.source(Source::ipv4(0x0a00_0000 + address)), ClassId(1));

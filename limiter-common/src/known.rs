@@ -183,7 +183,10 @@ mod tests {
     }
 
     fn mark(number: u32) -> Mark {
-        Mark::of(HashKey::new([1, 0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9]).source(Source::ipv4(number)))
+        Mark::of(
+            HashKey::new([1, 0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9])
+                .source(Source::ipv4(number)),
+        )
     }
 
     proptest! {

@@ -1,9 +1,6 @@
 //! The state that decisions need, from maps.
 
-use core::{
-    arch::asm,
-    ptr::{self, NonNull},
-};
+use core::{arch::asm, ptr};
 
 use aya_ebpf::{
     btf_maps::lpm_trie::Key,
@@ -12,7 +9,7 @@ use aya_ebpf::{
 use limiter_common::{
     Env, Family,
     abi::{BudgetCell, ClassId, Policy, PolicyId, PrefixKey, Settings, Slot, SourceAddress},
-    bucket::{Cell, RETRIES},
+    bucket::Cell,
     decide::WidePrefix,
     hash::{HashKey, SourceHash},
     known::Known,
@@ -58,11 +55,7 @@ impl Env for MapEnv {
 
     #[inline(always)]
     fn key(&self) -> HashKey {
-        HashKey {
-            offset: HASH_OFFSET.load(),
-            first: HASH_FIRST.load(),
-            second: HASH_SECOND.load(),
-        }
+        HashKey { offset: HASH_OFFSET.load(), first: HASH_FIRST.load(), second: HASH_SECOND.load() }
     }
 
     #[inline(always)]
@@ -84,7 +77,7 @@ impl Env for MapEnv {
         meta: Meta,
         now: Tick,
     ) -> Option<BucketRef> {
-        let made = lines::make(source, class, self.key().bucket(hash, class), meta, now)?;
+        let made = lines::make(source, self.key().bucket(hash, class), meta, now)?;
         let family = match source.space {
             Space::Ipv4 => Family::Ipv4,
             _ => Family::Ipv6,
@@ -97,8 +90,16 @@ impl Env for MapEnv {
     }
 
     #[inline(always)]
-    fn ceiling(&self, prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Tat> {
-        NonNull::new(lines::ceiling(prefix.bits, prefix.kind, class.0, now.0)).map(|tat| Tat(tat.as_ptr()))
+    fn admit_ceiling(
+        &self,
+        prefix: WidePrefix,
+        class: ClassId,
+        now: Tick,
+        cost: u64,
+        tolerance: u64,
+    ) -> bool {
+        let owner = u64::from(class.0) << 32 | u64::from(prefix.kind);
+        lines::admit_ceiling(prefix.bits, owner, now.0, cost, tolerance) != 0
     }
 
     #[inline(always)]
@@ -177,14 +178,6 @@ impl Cell for Tat {
                 word = in(reg) self.0, new = in(reg) new, inout("r0") found);
         }
         found
-    }
-
-    #[inline(always)]
-    fn retries() -> u32 {
-        let retries: u64;
-        // SAFETY: register arithmetic only.
-        unsafe { asm!("{r} = {n}", r = out(reg) retries, n = const RETRIES) };
-        retries as u32
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use core::{arch::asm, ptr};
 use limiter_common::{
     Bucket, Env as _,
     abi::{ClassId, LineV4, LineV6, V4_SLOTS, V6_SLOTS},
-    bucket::Cell as _,
+    bucket::{self, Cell as _, Moment},
     decide::WidePrefix,
     hash::BucketHash,
     packet::{Source, Space},
@@ -25,44 +25,39 @@ use crate::{
 #[inline(always)]
 pub(crate) fn find(source: Source, class: ClassId, hash: BucketHash) -> Option<BucketRef> {
     let wanted = Wanted::new(source, class);
-    match source.space {
-        Space::Ipv4 => {
-            let lines = LINES_V4.load();
-            find_in(&wanted, hash.first(lines), hash.second(lines), v4)
-        }
-        _ => {
-            let lines = LINES_V6.load();
-            find_in(&wanted, hash.first(lines), hash.second(lines), v6)
-        }
-    }
+    let is_v4 = matches!(source.space, Space::Ipv4);
+    let (place, meta) = if is_v4 {
+        let lines = LINES_V4.load();
+        find_in(&wanted, hash.first(lines), hash.second(lines), v4)
+    } else {
+        let lines = LINES_V6.load();
+        find_in(&wanted, hash.first(lines), hash.second(lines), v6)
+    };
+    BucketRef::at(is_v4, place, meta)
 }
 
+/// Its place and meta.
 #[inline(always)]
 fn find_in<L: MapLine>(
     wanted: &Wanted,
     first: u32,
     second: u32,
     line: impl Fn(u32) -> Option<L>,
-) -> Option<BucketRef> {
-    let first = line(first)?;
-    if let Some((slot, meta)) = wanted.find(&first) {
-        return Some(first.bucket(slot, meta));
+) -> (u64, Meta) {
+    for index in [first, second] {
+        if let Some(line) = line(index)
+            && let Some((slot, meta)) = wanted.find(&line)
+        {
+            return (line.place(slot), meta);
+        }
     }
-    let second = line(second)?;
-    let (slot, meta) = wanted.find(&second)?;
-    Some(second.bucket(slot, meta))
+    (NOWHERE, Meta::EMPTY)
 }
 
 /// A slot for the bucket of `source` in `class`, in either line: a free one, or else that of an owner
 /// who has proven nothing.
 #[inline(always)]
-pub(crate) fn make(
-    source: Source,
-    class: ClassId,
-    hash: BucketHash,
-    meta: Meta,
-    now: Tick,
-) -> Option<BucketRef> {
+pub(crate) fn make(source: Source, hash: BucketHash, meta: Meta, now: Tick) -> Option<BucketRef> {
     let is_v4 = matches!(source.space, Space::Ipv4);
     let lines = if is_v4 { LINES_V4.load() } else { LINES_V6.load() };
     let (first, second) = (u64::from(hash.first(lines)), u64::from(hash.second(lines)));
@@ -71,26 +66,23 @@ pub(crate) fn make(
     } else {
         claim_v6(source.bits, first << 32 | second, meta.0, now.0)
     };
-    if taken == NOT_TAKEN {
-        return None;
-    }
-    let (index, slot) = ((taken >> 8) as u32, taken as u32 & 0xff);
-    if is_v4 { Some(v4(index)?.bucket(slot, meta)) } else { Some(v6(index)?.bucket(slot, meta)) }
+    BucketRef::at(is_v4, taken, meta)
 }
 
-/// What the functions below answer when there is no slot to be had; else the line's index and the
-/// slot, in the lower eight bits. They are functions of their own because a new source is rare, and
-/// the instructions of every packet should lie close together.
-const NOT_TAKEN: u64 = u64::MAX;
+/// No place. A place is the line's index and, in the lower eight bits, the slot.
+const NOWHERE: u64 = u64::MAX;
 
-#[inline(never)]
-fn claim_v4(bits: u64, lines: u64, meta: u32, now: u64) -> u64 {
-    claim(bits, lines, Meta(meta), Tick(now), v4).unwrap_or(NOT_TAKEN)
+// Global functions, which the verifier checks once and not on each path that leads to them. A new
+// source is rare, while the instructions of every packet should lie close together.
+
+#[unsafe(no_mangle)]
+extern "C" fn claim_v4(bits: u64, lines: u64, meta: u32, now: u64) -> u64 {
+    claim(bits, lines, Meta(meta), Tick(now), v4).unwrap_or(NOWHERE)
 }
 
-#[inline(never)]
-fn claim_v6(bits: u64, lines: u64, meta: u32, now: u64) -> u64 {
-    claim(bits, lines, Meta(meta), Tick(now), v6).unwrap_or(NOT_TAKEN)
+#[unsafe(no_mangle)]
+extern "C" fn claim_v6(bits: u64, lines: u64, meta: u32, now: u64) -> u64 {
+    claim(bits, lines, Meta(meta), Tick(now), v6).unwrap_or(NOWHERE)
 }
 
 #[inline(always)]
@@ -116,15 +108,27 @@ fn claim<L: MapLine>(
     }
 }
 
-/// The packet bucket of a wider prefix; null if both of its lines are full.
-#[inline(never)]
-pub(crate) fn ceiling(bits: u64, kind: u32, class: u32, now: u64) -> *mut u64 {
-    ceiling_of(WidePrefix { bits, kind }, ClassId(class), Tick(now))
-        .map_or(ptr::null_mut(), |bucket| bucket.packets)
+/// Charges the ceiling of a wider prefix with `cost` if that conforms; 0 if not. `owner` is its kind,
+/// and its class in the upper half.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn admit_ceiling(
+    bits: u64,
+    owner: u64,
+    now: u64,
+    cost: u64,
+    tolerance: u64,
+) -> u32 {
+    let prefix = WidePrefix { bits, kind: owner as u32 };
+    let tat = ceiling(prefix, ClassId((owner >> 32) as u32), Tick(now));
+    // Where there is no room for one, there is none.
+    tat.is_none_or(|tat| {
+        let mut moment = Moment::new(Tick(now), || Tick(now));
+        bucket::admit(&tat, &mut moment, cost, tolerance)
+    }) as u32
 }
 
 #[inline(always)]
-fn ceiling_of(prefix: WidePrefix, class: ClassId, now: Tick) -> Option<BucketRef> {
+fn ceiling(prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Tat> {
     // A kind has the place of a space, so that prefixes of different lengths are different keys.
     let space = match prefix.kind {
         0 => Space::SixToFour,
@@ -144,7 +148,7 @@ fn ceiling_of(prefix: WidePrefix, class: ClassId, now: Tick) -> Option<BucketRef
             Claim::Raced | Claim::Full => return None,
         },
     };
-    Some(line.bucket(slot, meta))
+    Some(line.packets(slot))
 }
 
 #[inline(always)]
@@ -164,8 +168,8 @@ fn ceilings(index: u32) -> Option<V6> {
 
 /// A line in a map.
 trait MapLine: Line {
-    /// One of its slots as a bucket.
-    fn bucket(&self, slot: u32, meta: Meta) -> BucketRef;
+    /// The packet bucket of one of its slots.
+    fn packets(&self, slot: u32) -> Tat;
     /// Where one of its slots is.
     fn place(&self, slot: u32) -> u64;
 }
@@ -205,31 +209,42 @@ fn bytes(is_v4: bool, index: u32, slot: u32) -> Option<Tat> {
     }
     let tats = if is_v4 { BYTES_V4.get_ptr_mut(index) } else { BYTES_V6.get_ptr_mut(index) };
     // SAFETY: within the map value.
-    tats.map(|tats| Tat(unsafe { tats.cast::<u64>().add(bounded(slot, index)) }))
+    tats.map(|tats| Tat(unsafe { tats.cast::<u64>().add(within(slot)) }))
 }
 
 /// A bucket in the table.
 pub(crate) struct BucketRef {
-    packets: *mut u64,
-    word: *mut Meta,
-    meta: Meta,
     is_v4: bool,
     index: u32,
     slot: u32,
+    meta: Meta,
+}
+
+impl BucketRef {
+    #[inline(always)]
+    fn at(is_v4: bool, place: u64, meta: Meta) -> Option<Self> {
+        if place == NOWHERE {
+            return None;
+        }
+        Some(Self { is_v4, index: (place >> 8) as u32, slot: place as u32 & 0xff, meta })
+    }
 }
 
 impl Bucket for BucketRef {
     type Cell = Tat;
 
     #[inline(always)]
-    fn packets(&self) -> Tat {
-        Tat(self.packets)
+    fn packets(&self) -> Option<Tat> {
+        if self.is_v4 {
+            v4(self.index).map(|line| line.packets(self.slot))
+        } else {
+            v6(self.index).map(|line| line.packets(self.slot))
+        }
     }
 
     #[inline(always)]
-    fn bytes(&self) -> Tat {
-        // There is always one where it is asked for; any word will do for the compiler.
-        bytes(self.is_v4, self.index, self.slot).unwrap_or(Tat(self.packets))
+    fn bytes(&self) -> Option<Tat> {
+        bytes(self.is_v4, self.index, self.slot)
     }
 
     #[inline(always)]
@@ -239,7 +254,13 @@ impl Bucket for BucketRef {
 
     #[inline(always)]
     fn set_meta(&self, meta: Meta) {
-        swap(self.word, self.meta, meta);
+        if self.is_v4 {
+            if let Some(line) = v4(self.index) {
+                line.swap_meta(self.slot, self.meta, meta);
+            }
+        } else if let Some(line) = v6(self.index) {
+            line.swap_meta(self.slot, self.meta, meta);
+        }
     }
 }
 
@@ -255,38 +276,32 @@ fn swap(word: *mut Meta, current: Meta, new: Meta) -> Meta {
     Meta(found)
 }
 
-/// The slot as an index that the verifier sees the bound of, but not the value: so that what follows
-/// is checked once and not once for each slot.
-#[inline(always)]
-fn bounded(slot: u32, index: u32) -> usize {
-    let mut slot = slot as usize;
-    // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work it out.
-    unsafe {
-        asm!("{s} ^= {i}", "{s} ^= {i}", "{s} &= {m}",
-            s = inout(reg) slot, i = in(reg) u64::from(index), m = const V4_SLOTS - 1);
-    }
-    slot
-}
-
 macro_rules! line {
-    ($line:ty, $slots:expr, $bits:ty, $is_v4:expr) => {
+    ($line:ty, $slots:expr, $bits:ty) => {
         impl MapLine for $line {
             #[inline(always)]
-            fn bucket(&self, slot: u32, meta: Meta) -> BucketRef {
-                let place = bounded(slot, self.index);
+            fn packets(&self, slot: u32) -> Tat {
                 // SAFETY: within the map value.
-                let (packets, word) = unsafe {
-                    (
-                        (&raw mut (*self.line).packets).cast::<u64>().add(place),
-                        (&raw mut (*self.line).metas).cast::<Meta>().add(place),
-                    )
-                };
-                BucketRef { packets, word, meta, is_v4: $is_v4, index: self.index, slot }
+                Tat(unsafe { (&raw mut (*self.line).packets).cast::<u64>().add(within(slot)) })
             }
 
             #[inline(always)]
             fn place(&self, slot: u32) -> u64 {
-                u64::from(self.index) << 8 | bounded(slot, self.index) as u64
+                u64::from(self.index) << 8 | u64::from(slot)
+            }
+        }
+
+        impl $line {
+            #[inline(always)]
+            fn meta_word(&self, slot: u32) -> *mut Meta {
+                // SAFETY: within the map value.
+                unsafe { (&raw mut (*self.line).metas).cast::<Meta>().add(within(slot)) }
+            }
+
+            #[inline(always)]
+            fn source_word(&self, slot: u32) -> *mut $bits {
+                // SAFETY: within the map value.
+                unsafe { (&raw mut (*self.line).sources).cast::<$bits>().add(within(slot)) }
             }
         }
 
@@ -296,53 +311,38 @@ macro_rules! line {
             #[inline(always)]
             fn meta(&self, slot: u32) -> Meta {
                 // SAFETY: an aligned word of the map value.
-                unsafe { ptr::read_volatile(&raw const (*self.line).metas[slot as usize]) }
+                unsafe { ptr::read_volatile(self.meta_word(slot)) }
             }
 
             #[inline(always)]
             fn swap_meta(&self, slot: u32, current: Meta, new: Meta) -> Meta {
-                // SAFETY: as above.
-                swap(unsafe { &raw mut (*self.line).metas[slot as usize] }, current, new)
+                swap(self.meta_word(slot), current, new)
             }
 
             #[inline(always)]
             fn source(&self, slot: u32) -> u64 {
                 // SAFETY: as above.
-                unsafe { ptr::read_volatile(&raw const (*self.line).sources[slot as usize]) as u64 }
+                unsafe { ptr::read_volatile(self.source_word(slot)) as u64 }
             }
 
             #[inline(always)]
             fn set_source(&self, slot: u32, bits: u64) {
                 // SAFETY: as above; the slot is this CPU's alone while its meta says so.
-                unsafe {
-                    ptr::write_volatile(
-                        &raw mut (*self.line).sources[slot as usize],
-                        bits as $bits,
-                    );
-                }
+                unsafe { ptr::write_volatile(self.source_word(slot), bits as $bits) };
             }
 
             #[inline(always)]
             fn busy_until(&self, slot: u32, now: Tick) -> Tick {
-                // SAFETY: as above.
-                let packets = Tick(unsafe {
-                    ptr::read_volatile(&raw const (*self.line).packets[slot as usize])
-                });
-                match self.byte_cell(slot) {
-                    Some(bytes) => {
-                        let bytes = Tick(bytes.load());
-                        if bytes.since(now) > packets.since(now) { bytes } else { packets }
-                    }
-                    None => packets,
-                }
+                let packets = Tick(self.packets(slot).load());
+                let Some(bytes) = self.byte_cell(slot) else { return packets };
+                let bytes = Tick(bytes.load());
+                if bytes.since(now) > packets.since(now) { bytes } else { packets }
             }
 
             #[inline(always)]
             fn fill(&self, slot: u32, now: Tick) {
                 // SAFETY: as above.
-                unsafe {
-                    ptr::write_volatile(&raw mut (*self.line).packets[slot as usize], now.0);
-                }
+                unsafe { ptr::write_volatile(self.packets(slot).0, now.0) };
                 if let Some(bytes) = self.byte_cell(slot) {
                     // SAFETY: a word of the map value.
                     unsafe { ptr::write_volatile(bytes.0, now.0) };
@@ -352,5 +352,12 @@ macro_rules! line {
     };
 }
 
-line!(V4, V4_SLOTS, u32, true);
-line!(V6, V6_SLOTS, u64, false);
+line!(V4, V4_SLOTS, u32);
+line!(V6, V6_SLOTS, u64);
+
+/// The slot as an index that the verifier sees the bound of. A fourth slot of an IPv6 line, which
+/// there is not, would still lie in the line.
+#[inline(always)]
+fn within(slot: u32) -> usize {
+    slot as usize & (V4_SLOTS - 1)
+}

@@ -14,7 +14,7 @@ use limiter_common::{
         BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings, Slot,
         SourceAddress,
     },
-    bucket::Cell,
+    bucket::{self, Cell, Moment},
     decide,
     decide::WidePrefix,
     hash::{HashKey, SourceHash},
@@ -139,9 +139,17 @@ impl Env for Maps {
         self.bucket(source, class, hash)
     }
 
-    fn ceiling(&self, prefix: WidePrefix, class: ClassId, now: Tick) -> Option<Word> {
-        let new = || Word::new(now);
-        Some(self.ceilings.borrow_mut().entry((prefix, class)).or_insert_with(new).clone())
+    fn admit_ceiling(
+        &self,
+        prefix: WidePrefix,
+        class: ClassId,
+        now: Tick,
+        cost: u64,
+        tolerance: u64,
+    ) -> bool {
+        let mut ceilings = self.ceilings.borrow_mut();
+        let cell = ceilings.entry((prefix, class)).or_insert_with(|| Word::new(now));
+        bucket::admit(cell, &mut Moment::new(now, || now), cost, tolerance)
     }
 
     fn neighbours(&self, slot: Slot) -> Option<Word> {
@@ -186,12 +194,12 @@ struct Handle(Rc<SharedBucket>);
 impl Bucket for Handle {
     type Cell = Word;
 
-    fn packets(&self) -> Word {
-        self.0.packets.clone()
+    fn packets(&self) -> Option<Word> {
+        Some(self.0.packets.clone())
     }
 
-    fn bytes(&self) -> Word {
-        self.0.bytes.clone()
+    fn bytes(&self) -> Option<Word> {
+        Some(self.0.bytes.clone())
     }
 
     fn meta(&self) -> Meta {

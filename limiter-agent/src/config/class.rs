@@ -57,9 +57,8 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
         Some(value) => match_of(value),
     };
     let allowance = budget::allowance(table);
-    let sum = |key| {
-        budget::transpose(table.get(key).map(|value| budget::budget(value, Unit::Packets)))
-    };
+    let sum =
+        |key| budget::transpose(table.get(key).map(|value| budget::budget(value, Unit::Packets)));
     let (new_sources, unproven, total) = (sum("new_sources"), sum("unproven"), sum("total"));
     let mode = service::mode(table, "mode");
     let text = name.as_ref().and_then(|name| name.string("write name = \"dns\""));

@@ -28,8 +28,8 @@ pub use error::{ConfigErrors, Diagnostic, LoadError};
 pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
-    Allowance, Block, Budget, Ceilings, Class, Config, Exemption, FaultAction, Faults, Interface, Mode,
-    Pattern, Prefix, TableSizes, Xdp,
+    Allowance, Block, Budget, Ceilings, Class, Config, Exemption, FaultAction, Faults, Interface,
+    Mode, Pattern, Prefix, TableSizes, Xdp,
 };
 use reader::Reader;
 

@@ -50,9 +50,10 @@ pub(super) fn ceilings(root: &Table<'_>, sizes: Option<TableSizes>) -> Option<Ce
     // 0 is the way to say that there is none.
     let multiple = |key, default| match get(key) {
         None => Some(default),
-        Some(value) => {
-            value.integer(0..=1_000_000).and_then(|it| u32::try_from(it).ok()).map(|it| (it != 0).then_some(it))
-        }
+        Some(value) => value
+            .integer(0..=1_000_000)
+            .and_then(|it| u32::try_from(it).ok())
+            .map(|it| (it != 0).then_some(it)),
     };
     let ipv6_56 = multiple("ipv6_56", Some(4));
     let ipv6_48 = multiple("ipv6_48", Some(8));

@@ -1,8 +1,13 @@
 //! Maps that the agent and the program share by memory: the bucket table and the filters.
 
-use std::{marker::PhantomData, sync::atomic::AtomicU32, sync::atomic::AtomicU64};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::SeqCst;
+use std::{
+    marker::PhantomData,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
+};
 
 use aya::{
     Ebpf,
@@ -177,7 +182,7 @@ impl<V: aya::Pod> Mapping<V> {
         let length = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(size_of::<V>());
         let memory = MmapOptions::new()
             .len(length)
-            .map_raw(data.fd())
+            .map_raw(data.fd().as_fd().as_raw_fd())
             .map_err(|error| DatapathError::Share { map: name, error })?;
         Ok(Self { memory, count, value: PhantomData })
     }

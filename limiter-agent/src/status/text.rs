@@ -236,6 +236,8 @@ mod tests {
                     packets: Some(Limit { per_second: 1000.0, burst: 2000 }),
                     bytes: Some(Limit { per_second: 500_000.0, burst: 262_144 }),
                     new_sources: Some(Limit { per_second: 2000.0, burst: 20_000 }),
+                    unproven: Some(Limit { per_second: 9000.0, burst: 18_000 }),
+                    total: None,
                 },
                 Class {
                     name: "rest".into(),
@@ -243,6 +245,8 @@ mod tests {
                     packets: Some(Limit { per_second: 1.0 / 60.0, burst: 1 }),
                     bytes: None,
                     new_sources: None,
+                    unproven: None,
+                    total: None,
                 },
             ],
             exemptions: vec![Exemption {

@@ -11,8 +11,8 @@ mod policy;
 mod settings;
 
 pub use bucket::{
-    BudgetCell, BucketState, ByteTats, Budget, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress, V4_SLOTS,
-    V6_SLOTS,
+    BucketState, Budget, BudgetCell, ByteTats, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
+    V4_SLOTS, V6_SLOTS,
 };
 pub use counter::{Count, CounterShape};
 pub use policy::{

@@ -19,6 +19,15 @@ macro_rules! pod {
 }
 
 pod!(
-    BucketState, Budget, Count, Limits, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey,
+    BucketState,
+    Budget,
+    Count,
+    Limits,
+    LineV4,
+    LineV6,
+    OwnAddress,
+    Policy,
+    PolicyId,
+    PrefixKey,
     Settings
 );
