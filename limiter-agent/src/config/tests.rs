@@ -260,10 +260,7 @@ fn unknown_keys() {
 #[test]
 fn keys_of_later_versions() {
     let cases = [
-        (with("total = 1"), "6:1: class[0] \"rest\" total"),
-        (with("unproven = 1"), "6:1: class[0] \"rest\" unproven"),
         (with("[established]"), "6:2: established"),
-        (with("[aggregate]"), "6:2: aggregate"),
         (with("[[reserve]]"), "6:3: reserve"),
         (with("[fleet]"), "6:2: fleet"),
         (format!("lease = 1\n{}", with("")), "1:1: lease"),
