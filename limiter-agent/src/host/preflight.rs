@@ -59,9 +59,9 @@ pub enum Unfit {
 /// has no link, and stays when its process ends.
 pub(super) fn detaching(interface: &str, keyword: &str, program: &str) -> String {
     format!(
-        "stop the process that attached it (`bpftool prog show id {program}` names it); to detach it \
-         by force, `bpftool link detach id N` if `bpftool link show` has a link N of prog {program}, \
-         else `ip link set dev {interface} {keyword} off`"
+        "stop the process that holds it (`grep -l 'prog_id:.{program}$' /proc/[0-9]*/fdinfo/*` \
+         finds it); to detach it by force, `bpftool link detach id N` if `bpftool link show` has a \
+         link N of prog {program}, else `ip link set dev {interface} {keyword} off`"
     )
 }
 
