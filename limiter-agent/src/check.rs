@@ -31,7 +31,7 @@ struct Verdict {
 /// # Errors
 /// [`Failure::Request`] with every error found.
 pub fn check(args: &CheckArgs) -> Result<(), Failure> {
-    let verdict = judge(&args.file)?;
+    let verdict = judge(&args.file);
     if args.json {
         let text = serde_json::to_string_pretty(&verdict)
             .map_err(|error| Failure::Machine(format!("cannot write JSON: {error}")))?;
@@ -49,31 +49,55 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
         );
         return print(&format!("{}: valid; {memory}\n", verdict.file));
     }
-    let errors: Vec<_> = verdict.errors.iter().map(ToString::to_string).collect();
+    let errors: Vec<_> = verdict.errors.iter().map(said).collect();
     Err(Failure::Request(errors.join("\n")))
 }
 
-fn judge(file: &Path) -> Result<Verdict, Failure> {
+fn judge(file: &Path) -> Verdict {
     let name = file.display().to_string();
+    let wrong = |errors| Verdict {
+        file: name.clone(),
+        valid: false,
+        errors,
+        warnings: Vec::new(),
+        map_memory_bytes: None,
+    };
     match Config::load(file) {
-        Ok(config) => {
-            let memory = memory(&config).map_err(|error| Failure::Request(error.to_string()))?;
-            Ok(Verdict {
+        Ok(config) => match memory(&config) {
+            Ok(memory) => Verdict {
                 file: name,
                 valid: true,
                 errors: Vec::new(),
                 warnings: config.warnings,
                 map_memory_bytes: memory,
-            })
+            },
+            Err(error) => wrong(vec![nowhere(&name, &error.to_string(), "")]),
+        },
+        Err(LoadError::Invalid(errors)) => wrong(errors.as_slice().to_vec()),
+        Err(error @ LoadError::Read { .. }) => {
+            wrong(vec![nowhere(&name, &error.to_string(), "check the path, or name another FILE")])
         }
-        Err(LoadError::Invalid(errors)) => Ok(Verdict {
-            file: name,
-            valid: false,
-            errors: errors.as_slice().to_vec(),
-            warnings: Vec::new(),
-            map_memory_bytes: None,
-        }),
-        Err(error @ LoadError::Read { .. }) => Err(Failure::Request(error.to_string())),
+    }
+}
+
+/// An error that has no place in the file: its line and column are 0.
+fn nowhere(file: &str, cause: &str, cure: &str) -> Diagnostic {
+    Diagnostic {
+        file: file.to_owned(),
+        line: 0,
+        column: 0,
+        key: String::new(),
+        cause: cause.to_owned(),
+        cure: cure.to_owned(),
+    }
+}
+
+/// An error without a place names the file itself.
+fn said(error: &Diagnostic) -> String {
+    match (error.line, error.cure.as_str()) {
+        (0, "") => error.cause.clone(),
+        (0, cure) => format!("{}; {cure}", error.cause),
+        _ => error.to_string(),
     }
 }
 

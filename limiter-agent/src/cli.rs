@@ -48,14 +48,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
     /// The address for /metrics, instead of the file's
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = socket_address)]
     pub metrics_listen: Option<SocketAddr>,
-    /// An interface to guard, instead of the file's; may be repeated
+    /// Interfaces to guard, instead of the file's, separated by spaces; may be repeated
     #[arg(long = "interface", value_name = "NAME", num_args = 1..)]
     pub interfaces: Vec<String>,
     /// The mode of all classes, instead of the file's
     #[arg(long)]
     pub mode: Option<ModeArg>,
+    /// How to attach to all interfaces, instead of the file's
+    #[arg(long)]
+    pub xdp: Option<XdpArg>,
 }
 
 /// A mode as the command line spells it.
@@ -67,6 +70,17 @@ pub enum ModeArg {
     Enforce,
     /// Limit nothing; count packets
     Bypass,
+}
+
+/// A way to attach as the command line spells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum XdpArg {
+    /// In the driver, or not at all
+    Native,
+    /// In the network stack, which is slower
+    Generic,
+    /// In the driver if it can, else generic
+    Auto,
 }
 
 /// Arguments of `limiter-agent check`.
@@ -145,6 +159,10 @@ impl fmt::Display for Failure {
     }
 }
 
+fn socket_address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "write an IP address and a port: 127.0.0.1:9478 or [::1]:9478")
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -160,6 +178,13 @@ mod tests {
     fn usage_errors_exit_with_2() {
         let error = Cli::try_parse_from(["limiter-agent", "fly"]).expect_err("no such command");
         assert_eq!(error.exit_code(), 2);
+    }
+
+    #[test]
+    fn a_wrong_metrics_address_is_answered_with_a_right_one() {
+        let line = ["limiter-agent", "run", "--metrics-listen", "localhost:9478"];
+        let error = Cli::try_parse_from(line).expect_err("not an address").to_string();
+        assert!(error.contains("127.0.0.1:9478 or [::1]:9478"), "{error}");
     }
 
     #[test]

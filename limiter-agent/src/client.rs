@@ -1,5 +1,6 @@
 //! The commands that ask the running agent over its control socket.
 
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -104,11 +105,24 @@ fn ask(socket: &Path, method: Method, path: &str) -> Result<Answer, Failure> {
         .context("cannot start the runtime")
         .and_then(|runtime| runtime.block_on(exchange));
     answer.map_err(|error| {
-        Failure::Machine(format!(
-            "no agent answers on {}: {error:#}; is it running, and may you open its socket?",
-            socket.display()
-        ))
+        let (socket, cure) = (socket.display(), cure(&error));
+        Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
     })
+}
+
+fn cure(error: &anyhow::Error) -> &'static str {
+    match error.downcast_ref().map(io::Error::kind) {
+        Some(ErrorKind::NotFound) => {
+            "start it with `limiter-agent run`, or name its socket with --control-socket PATH"
+        }
+        Some(ErrorKind::ConnectionRefused) => {
+            "the one that made this socket has ended: start it again with `limiter-agent run`"
+        }
+        Some(ErrorKind::PermissionDenied) => {
+            "you may not open this socket: run this as root, or as the agent's user"
+        }
+        _ => "is this the socket of a limiter-agent that runs?",
+    }
 }
 
 async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<Answer> {
@@ -136,8 +150,7 @@ fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
 
 /// Like `print!`, but a closed pipe (`| head`) is no panic.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    use std::io::{ErrorKind, Write};
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::Machine(format!("cannot write: {error}")))
         }
@@ -170,5 +183,13 @@ mod tests {
         let error = ask(Path::new("/nonexistent/control.sock"), Method::GET, "/v1/status");
         let Err(Failure::Machine(text)) = error else { panic!("answered") };
         assert!(text.contains("/nonexistent/control.sock"), "{text}");
+        assert!(text.ends_with("or name its socket with --control-socket PATH"), "{text}");
+    }
+
+    #[test]
+    fn a_socket_that_may_not_be_opened_is_not_taken_for_a_dead_agent() {
+        let error = io::Error::from(ErrorKind::PermissionDenied);
+        assert!(cure(&error.into()).starts_with("you may not open this socket"));
+        assert!(cure(&io::Error::from(ErrorKind::ConnectionRefused).into()).contains("has ended"));
     }
 }

@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::agent::{Agent, load_config};
 use crate::api::{self, ControlSocket};
@@ -63,9 +64,10 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     info!("stopping");
     agent.lock().await.stop();
     drop(stop);
+    let end = Instant::now() + GRACE;
     for server in servers {
         let abort = server.abort_handle();
-        if tokio::time::timeout(GRACE, server).await.is_err() {
+        if tokio::time::timeout_at(end, server).await.is_err() {
             abort.abort();
         }
     }

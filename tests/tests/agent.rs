@@ -116,6 +116,56 @@ fn a_bad_reload_leaves_the_settings_as_they_are() -> Result<()> {
 }
 
 #[test]
+fn what_waits_for_a_restart_is_said_until_it_waits_no_more() -> Result<()> {
+    let (edge, _peer) = edge()?;
+    let agent = Agent::start(&edge.netns, OBSERVE)?;
+    let metrics = format!("{OBSERVE}[metrics]\nlisten = \"127.0.0.1:9500\"\n");
+    let xdp = OBSERVE.replace("\"edge0\"", "\"edge0\"\nxdp = \"auto\"");
+    let listen = "[metrics] listen changed: takes effect when the agent restarts";
+    let interface = "xdp of interface edge0 changed: takes effect when the agent restarts";
+    for (configuration, change) in [
+        (metrics.as_str(), listen),
+        (&metrics, listen),
+        (OBSERVE, "no changes"),
+        (&xdp, interface),
+        (&xdp, interface),
+        (OBSERVE, "no changes"),
+    ] {
+        fs::write(agent.configuration(), configuration)?;
+        let output = agent.command(&["reload"])?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, format!("reloaded\n  {change}\n"), "{configuration}");
+    }
+    agent.terminate()?;
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_is_gone_is_a_problem_in_the_status() -> Result<()> {
+    let (edge, _peer) = edge()?;
+    // The agent's start needs one, and what is left needs one to guard.
+    let (other, _peer) =
+        veth((&edge.netns, "edge1"), (&Netns::new("peer")?, "peer1"), VethOptions::default())?;
+    let both = format!("{OBSERVE}[[interface]]\nname = \"edge1\"\n");
+    let agent = Agent::start(&edge.netns, &both)?;
+    let problems = || -> Result<String> {
+        let status = agent.command(&["status", "--json"])?;
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout)?;
+        Ok(status["problems"].to_string())
+    };
+    assert_eq!(problems()?, "[]");
+    other.netns.ip(&["link", "delete", "dev", "edge1"])?;
+    assert_eq!(problems()?, r#"["edge1 is gone"]"#);
+    agent.reload(&both)?;
+    assert_eq!(problems()?, r#"["edge1 is gone"]"#);
+    let text = agent.command(&["status"])?.stdout;
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.lines().any(|line| line == "problem:  edge1 is gone"), "{text}");
+    agent.terminate()?;
+    Ok(())
+}
+
+#[test]
 fn a_wrong_configuration_ends_the_start() -> Result<()> {
     let (edge, _peer) = edge()?;
     let wrong = OBSERVE.replace("edge0", "edge1");

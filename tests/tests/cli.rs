@@ -151,13 +151,22 @@ fn a_file_that_cannot_be_read_is_one_sentence() -> Result<()> {
     let directory = files.0.path().to_str().context("ASCII")?;
     let missing = format!("{directory}/missing.toml");
     for path in [missing.as_str(), directory] {
-        for arguments in [&["check", path][..], &["check", "--json", path]] {
-            let output = limiter_agent(arguments)?;
-            let said = stderr(&output);
-            assert_eq!(code(&output), 1, "{said}");
-            assert!(said.starts_with(&format!("cannot read {path}: ")), "{said}");
-            assert_eq!(said.lines().count(), 1, "{said}");
-        }
+        let output = limiter_agent(&["check", path])?;
+        let said = stderr(&output);
+        assert_eq!(code(&output), 1, "{said}");
+        assert!(said.starts_with(&format!("cannot read {path}: ")), "{said}");
+        assert!(said.ends_with("; check the path, or name another FILE\n"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+
+        let output = limiter_agent(&["check", "--json", path])?;
+        assert_eq!((code(&output), stderr(&output)), (1, String::new()));
+        let verdict: Value = serde_json::from_slice(&output.stdout)?;
+        assert_eq!(verdict["valid"], false, "{verdict}");
+        let [error] = verdict["errors"].as_array().context("errors")?.as_slice() else {
+            panic!("{verdict}")
+        };
+        assert!(error["cause"].as_str().is_some_and(|it| said.starts_with(it)), "{verdict}");
+        assert_eq!((&error["file"], &error["line"]), (&path.into(), &0.into()), "{verdict}");
     }
     Ok(())
 }

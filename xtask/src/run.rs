@@ -20,6 +20,9 @@ pub(crate) struct Options {
     /// What the agent does with traffic over a limit
     #[arg(long, requires = "iface", default_value = "observe")]
     mode: Mode,
+    /// How the agent attaches: native, generic or auto; as deploy/limiter.toml says unless given
+    #[arg(long, requires = "iface", value_parser = ["native", "generic", "auto"])]
+    xdp: Option<String>,
     /// Further arguments of the playground or of `limiter-agent run`
     #[arg(last = true)]
     args: Vec<String>,
@@ -31,6 +34,8 @@ enum Mode {
     Observe,
     /// Drop what is over a limit
     Enforce,
+    /// Limit nothing, count packets
+    Bypass,
 }
 
 /// Builds, then becomes the playground or the agent.
@@ -51,13 +56,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         build.arg("--release");
     }
-    println!("building …");
+    let hint = if options.iface.is_some() { " (optimised: minutes the first time)" } else { "" };
+    println!("building{hint} …");
     shell::run(&mut build)?;
 
     let mut program = if let Some(interface) = &options.iface {
         let mode = match options.mode {
             Mode::Observe => "observe",
             Mode::Enforce => "enforce",
+            Mode::Bypass => "bypass",
         };
         let mut agent = Command::new(target_dir()?.join("release/limiter-agent"));
         agent.args(["run", "--config", "deploy/limiter.toml"]).args([
@@ -66,6 +73,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             "--mode",
             mode,
         ]);
+        if let Some(xdp) = &options.xdp {
+            agent.args(["--xdp", xdp]);
+        }
         agent
     } else {
         let mut playground = Command::new(target_dir()?.join("debug/playground"));

@@ -12,6 +12,8 @@ use crate::plan::Guarded;
 pub(super) struct Attached {
     pub(super) name: String,
     pub(super) ifindex: u32,
+    /// How it was asked for.
+    pub(super) asked: Xdp,
     /// How the kernel really runs it.
     pub(super) mode: RealMode,
     /// Empty if the interface does not say.
@@ -35,7 +37,8 @@ impl Attached {
     }
 }
 
-/// Attaches to each of `interfaces` or, on failure, to none.
+/// Attaches to each of `interfaces` or, on failure, to none. `file` is the configuration's, for what
+/// is said.
 ///
 /// # Errors
 /// One sentence with the cause and the fix.
@@ -43,8 +46,9 @@ pub(super) async fn attach(
     datapath: &mut Datapath,
     interfaces: &[Guarded],
     links: &[Link],
+    file: &str,
 ) -> Result<Vec<Attached>, String> {
-    let outcome = attach_each(datapath, interfaces, links).await;
+    let outcome = attach_each(datapath, interfaces, links, file).await;
     if outcome.is_err() {
         for interface in interfaces {
             datapath.detach(interface.ifindex);
@@ -57,6 +61,7 @@ async fn attach_each(
     datapath: &mut Datapath,
     interfaces: &[Guarded],
     links: &[Link],
+    file: &str,
 ) -> Result<Vec<Attached>, String> {
     let mut kinds = Vec::new();
     for interface in interfaces {
@@ -64,7 +69,7 @@ async fn attach_each(
             .iter()
             .find(|link| link.ifindex == interface.ifindex)
             .ok_or_else(|| format!("{} is gone", interface.name))?;
-        kinds.push(attach_one(datapath, interface, link)?);
+        kinds.push(attach_one(datapath, interface, link, file)?);
     }
     let links = host::links().await.map_err(|error| error.to_string())?;
     interfaces.iter().zip(kinds).map(|(interface, kind)| verify(interface, kind, &links)).collect()
@@ -74,6 +79,7 @@ fn attach_one(
     datapath: &mut Datapath,
     interface: &Guarded,
     link: &Link,
+    file: &str,
 ) -> Result<LinkKind, String> {
     host::unclaimed(link, foreign_program).map_err(|unfit| unfit.to_string())?;
     let driver = host::driver(&link.name);
@@ -81,7 +87,7 @@ fn attach_one(
         Some(errno) => {
             let words = error.to_string();
             let said = host::kernel_words(&words);
-            Refusal { link, driver: driver.as_deref(), native, errno, said }.to_string()
+            Refusal { link, driver: driver.as_deref(), native, errno, said, file }.to_string()
         }
         None => error.to_string(),
     };
@@ -118,6 +124,7 @@ fn verify(interface: &Guarded, kind: LinkKind, links: &[Link]) -> Result<Attache
     Ok(Attached {
         name: name.clone(),
         ifindex: *ifindex,
+        asked: *xdp,
         mode,
         driver,
         kind,

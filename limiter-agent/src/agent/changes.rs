@@ -1,6 +1,46 @@
 //! What a reload changed, in words for the log.
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::attach::Attached;
 use crate::config::{Class, Config, Exemption};
+use crate::plan::Guarded;
+
+/// What only a start puts in force, as it did.
+pub(super) struct Fixed {
+    metrics: SocketAddr,
+    control: PathBuf,
+}
+
+impl Fixed {
+    pub(super) fn of(config: &Config) -> Self {
+        Self { metrics: config.metrics, control: config.control.clone() }
+    }
+
+    /// What of `config`, which guards `interfaces`, waits for a restart; said again at each reload
+    /// until there was one.
+    pub(super) fn pending<'a>(
+        &self,
+        config: &Config,
+        interfaces: &[Guarded],
+        attached: impl Fn(u32) -> Option<&'a Attached>,
+    ) -> Vec<String> {
+        let mut pending = Vec::new();
+        if self.metrics != config.metrics {
+            pending.push(restart("[metrics] listen"));
+        }
+        if self.control != config.control {
+            pending.push(restart("[control] socket"));
+        }
+        for Guarded { name, ifindex, xdp, .. } in interfaces {
+            if attached(*ifindex).is_some_and(|attached| attached.asked != *xdp) {
+                pending.push(restart(&format!("xdp of interface {name}")));
+            }
+        }
+        pending
+    }
+}
 
 /// The differences that matter to somebody who reads the log, briefly.
 pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
@@ -13,20 +53,11 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     if old.ceilings != new.ceilings {
         changes.push("[aggregate] changed".to_owned());
     }
-    let restart = |what: &str| format!("{what} changed: takes effect when the agent restarts");
-    if old.metrics != new.metrics {
-        changes.push(restart("[metrics] listen"));
-    }
-    if old.control != new.control {
-        changes.push(restart("[control] socket"));
-    }
-    for interface in &new.interfaces {
-        let before = old.interfaces.iter().find(|before| before.name == interface.name);
-        if before.is_some_and(|before| before.xdp != interface.xdp) {
-            changes.push(restart(&format!("xdp of interface {}", interface.name)));
-        }
-    }
     changes
+}
+
+fn restart(what: &str) -> String {
+    format!("{what} changed: takes effect when the agent restarts")
 }
 
 fn classes(old: &Config, new: &Config, changes: &mut Vec<String>) {
@@ -119,11 +150,6 @@ packets = { rate = "10/s", burst = 10 }
             ("observe", "enforce", "mode observe → enforce"),
             ("burst = 10 }\n[[class]]", "burst = 20 }\n[[class]]", "class dns changed"),
             ("[[class]]\nname = \"rest\"", block, "blocks: 0 → 1"),
-            (
-                "\"eth0\"",
-                "\"eth0\"\nxdp = \"generic\"",
-                "xdp of interface eth0 changed: takes effect when the agent restarts",
-            ),
         ] {
             assert_eq!(changes(from, to), [expected]);
         }

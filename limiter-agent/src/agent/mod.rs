@@ -11,14 +11,15 @@ use std::time::SystemTime;
 
 use log::{error, info, warn};
 
-use crate::cli::{Failure, ModeArg, RunArgs};
-use crate::config::{Config, Interface, Mode, Pattern, Xdp};
+use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
+use crate::config::{Config, Interface, LoadError, Mode, Pattern, Xdp};
 use crate::datapath::Datapath;
 use crate::host::{self, Link};
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
 use crate::status::{Reload, utc};
 
 use attach::Attached;
+use changes::Fixed;
 use ledger::Ledger;
 
 /// The running agent. It is attached until it is dropped.
@@ -29,6 +30,7 @@ pub struct Agent {
     loaded: SystemTime,
     last_reload: Option<Reload>,
     config: Config,
+    fixed: Fixed,
     plan: Plan,
     datapath: Datapath,
     ledger: Ledger,
@@ -52,13 +54,20 @@ pub enum Blame {
 /// # Errors
 /// Everything that is wrong with it, one line each.
 pub fn load_config(args: &RunArgs) -> Result<Config, Vec<String>> {
-    let mut config = Config::load(&args.config)
-        .map_err(|error| error.to_string().lines().map(ToOwned::to_owned).collect::<Vec<_>>())?;
+    let mut config = Config::load(&args.config).map_err(|error| match error {
+        LoadError::Invalid(errors) => errors.as_slice().iter().map(ToString::to_string).collect(),
+        LoadError::Read { .. } => {
+            vec![format!("{error}; check the path, or start the agent with --config FILE")]
+        }
+    })?;
     if let Some(mode) = args.mode {
         override_mode(&mut config, mode);
     }
     if !args.interfaces.is_empty() {
         override_interfaces(&mut config, &args.interfaces);
+    }
+    if let Some(xdp) = args.xdp {
+        override_xdp(&mut config, xdp);
     }
     if let Some(address) = args.metrics_listen {
         config.metrics = address;
@@ -85,14 +94,17 @@ impl Agent {
             warn!("{error}");
         }
         datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
-        let attached =
-            attach::attach(&mut datapath, &plan.interfaces, &links).await.map_err(machine)?;
+        let attached = attach::attach(&mut datapath, &plan.interfaces, &links, &config.file)
+            .await
+            .map_err(machine)?;
+        let fixed = Fixed::of(&config);
         let agent = Self {
             args,
             started: now,
             loaded: now,
             last_reload: None,
             config,
+            fixed,
             plan,
             datapath,
             ledger: Ledger::default(),
@@ -155,7 +167,9 @@ impl Agent {
         let counters = self.datapath.counters().map_err(|error| machine(error.to_string()))?;
         self.datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
         // New interfaces first: until the switch their packets are counted as of an unknown one.
-        let attached = attach::attach(&mut self.datapath, &news, &links).await.map_err(machine)?;
+        let attached = attach::attach(&mut self.datapath, &news, &links, &config.file)
+            .await
+            .map_err(machine)?;
         if let Err(error) = self.datapath.apply(&plan) {
             for it in &attached {
                 self.datapath.detach(it.ifindex);
@@ -170,6 +184,9 @@ impl Agent {
             let name = self.attached.remove(&ifindex).map(|it| it.name);
             changes.push(format!("detached from {}", name.unwrap_or_default()));
         }
+        changes.extend(
+            self.fixed.pending(&config, &plan.interfaces, |ifindex| self.attached.get(&ifindex)),
+        );
         for name in &plan.gone {
             warn!("{name} is gone and not guarded; reload when it is back");
             changes.push(format!("without {name}, which is gone"));
@@ -278,6 +295,17 @@ fn override_interfaces(config: &mut Config, names: &[String]) {
     config.interfaces = interfaces.collect();
 }
 
+fn override_xdp(config: &mut Config, xdp: XdpArg) {
+    let xdp = match xdp {
+        XdpArg::Native => Xdp::Native,
+        XdpArg::Generic => Xdp::Generic,
+        XdpArg::Auto => Xdp::Auto,
+    };
+    for interface in &mut config.interfaces {
+        interface.xdp = xdp;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,5 +339,7 @@ mode = "enforce"
         let interfaces: Vec<_> =
             config.interfaces.iter().map(|it| (it.name.as_str(), it.xdp)).collect();
         assert_eq!(interfaces, [("eth7", Xdp::Auto), ("wan", Xdp::Native)]);
+        override_xdp(&mut config, XdpArg::Generic);
+        assert!(config.interfaces.iter().all(|it| it.xdp == Xdp::Generic));
     }
 }

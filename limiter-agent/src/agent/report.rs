@@ -60,11 +60,11 @@ impl Agent {
         })
     }
 
-    /// What `/v1/status` says.
+    /// What `/v1/status` says, with the [`problems`](Self::problems) on this host.
     ///
     /// # Errors
     /// [`DatapathError`] if the kernel's counters cannot be read.
-    pub fn status(&self) -> Result<Status, DatapathError> {
+    pub fn status(&self, problems: Vec<String>) -> Result<Status, DatapathError> {
         let config = &self.config;
         Ok(Status {
             version: VERSION.to_owned(),
@@ -72,6 +72,7 @@ impl Agent {
             pid: std::process::id(),
             started: utc(self.started),
             mode: config.mode.to_string(),
+            problems,
             failure_policies: failure_policies(config)
                 .map(|(event, action)| FailurePolicy {
                     event: event.to_owned(),

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use crate::agent::{Agent, Blame};
-use crate::host;
+use crate::host::{self, Link, LinksError};
 
 pub use control::{ControlError, ControlSocket};
 
@@ -74,10 +74,8 @@ async fn metrics(State(agent): State<Shared>) -> Response {
 }
 
 async fn healthz(State(agent): State<Shared>) -> Response {
-    let problems = match host::links().await {
-        Ok(links) => agent.lock().await.problems(&links),
-        Err(error) => vec![error.to_string()],
-    };
+    let links = host::links().await;
+    let problems = problems(&*agent.lock().await, links);
     let (code, status) = if problems.is_empty() {
         (StatusCode::OK, "ok")
     } else {
@@ -87,7 +85,9 @@ async fn healthz(State(agent): State<Shared>) -> Response {
 }
 
 async fn status(State(agent): State<Shared>) -> Response {
-    match agent.lock().await.status() {
+    let links = host::links().await;
+    let agent = agent.lock().await;
+    match agent.status(problems(&agent, links)) {
         Ok(status) => Json(status).into_response(),
         Err(error) => problem(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -95,6 +95,10 @@ async fn status(State(agent): State<Shared>) -> Response {
             vec![error.to_string()],
         ),
     }
+}
+
+fn problems(agent: &Agent, links: Result<Vec<Link>, LinksError>) -> Vec<String> {
+    links.map_or_else(|error| vec![error.to_string()], |links| agent.problems(&links))
 }
 
 /// The body says nothing, but a request is acted on only once all of it has come in well.

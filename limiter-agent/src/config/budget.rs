@@ -11,6 +11,9 @@ use super::{Allowance, Budget};
 pub(super) fn allowance(table: &Table<'_>) -> Option<Allowance> {
     let (packets, bytes) = (table.get("packets"), table.get("bytes"));
     if packets.is_none() && bytes.is_none() {
+        if table.misspells("packets") || table.misspells("bytes") {
+            return None;
+        }
         table.place().error(
             "neither packets nor bytes is limited",
             r#"add packets = { rate = "1000/s", burst = 2000 }, or bytes"#,
@@ -94,9 +97,14 @@ fn rate(value: &Value<'_>, unit: Unit) -> Option<Rate> {
 
 fn burst(value: &Value<'_>, unit: Unit) -> Option<u64> {
     let least = unit.min_burst();
+    // 0 is in it, since that is answered in better words below.
+    let number = || {
+        let cure = format!("write a whole number, {least} or more");
+        value.integer_or(0..=u64::MAX >> 1, &cure)
+    };
     let burst = match (unit, value.raw().as_str()) {
-        (Unit::Packets, _) => value.integer(0..=u64::MAX >> 1)?,
-        (Unit::Bytes, None) if value.raw().is_integer() => value.integer(0..=u64::MAX >> 1)?,
+        (Unit::Packets, _) => number()?,
+        (Unit::Bytes, None) if value.raw().is_integer() => number()?,
         (Unit::Bytes, None) => {
             value.mistyped("a size", SIZE_CURE);
             return None;

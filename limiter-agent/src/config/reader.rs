@@ -37,9 +37,15 @@ impl<'t> Reader<'t> {
             .iter()
             .map(|error| {
                 let offset = error.span().map_or(self.text.len(), |span| span.start);
-                let cause = format!("not TOML: {}", error.message());
-                let cure = "see https://toml.io for the syntax".to_owned();
-                self.diagnostic(offset, String::new(), cause, cure)
+                let message = error.message();
+                let place = error.span().and_then(|span| self.text.get(span)).unwrap_or_default();
+                let (cause, cure) = match (message, place) {
+                    ("duplicate key", key) if !key.is_empty() => {
+                        (format!("not TOML: {message} {key}"), "remove or rename one of the two")
+                    }
+                    _ => (format!("not TOML: {message}"), "see https://toml.io for the syntax"),
+                };
+                self.diagnostic(offset, String::new(), cause, cure.to_owned())
             })
             .collect();
         // One mistake may upset the parser more than once in its line.
@@ -173,16 +179,25 @@ impl<'r> Table<'r> {
     /// The value of `key`, which must be there.
     pub(super) fn require(&self, key: &'static str, example: &str) -> Option<Value<'r>> {
         let found = self.get(key);
-        if found.is_none() {
+        if found.is_none() && !self.misspells(key) {
             self.place.inner(key, self.place.offset).error("missing", format!("add {example}"));
         }
         found
     }
 
-    /// The tables of the list `key`, none if it is not there; `None` if it is not a list. Each
-    /// one's place is labelled with the value of its key `label`.
+    /// Whether an unknown key, which was noted, is most likely meant to be `key`.
+    pub(super) fn misspells(&self, key: &str) -> bool {
+        let known = keys::of(&self.path);
+        let mut unknown = self.entries.keys().map(|found| found.get_ref().as_ref());
+        unknown.any(|found| !known.contains(&found) && keys::nearest(found, known) == Some(key))
+    }
+
+    /// The tables of the list `key`, none if it is not there; `None` if it is not a list, or is
+    /// misspelt. Each one's place is labelled with the value of its key `label`.
     pub(super) fn tables(&self, key: &'static str, label: &'static str) -> Option<Vec<Table<'r>>> {
-        let Some(value) = self.get(key) else { return Some(Vec::new()) };
+        let Some(value) = self.get(key) else {
+            return (!self.misspells(key)).then(Vec::new);
+        };
         let DeValue::Array(items) = value.raw else {
             value.mistyped("a list of tables", &format!("write [[{}]]", value.path));
             return None;
@@ -241,8 +256,13 @@ impl<'r> Value<'r> {
     /// A whole number in `range`.
     pub(super) fn integer(&self, range: RangeInclusive<u64>) -> Option<u64> {
         let cure = format!("write a whole number from {} to {}", range.start(), range.end());
+        self.integer_or(range, &cure)
+    }
+
+    /// A whole number in `range`, with a cure of the caller's.
+    pub(super) fn integer_or(&self, range: RangeInclusive<u64>, cure: &str) -> Option<u64> {
         let Some(text) = self.raw.as_integer() else {
-            self.mistyped("a whole number", &cure);
+            self.mistyped("a whole number", cure);
             return None;
         };
         let number = u64::from_str_radix(text.as_str(), text.radix()).ok();

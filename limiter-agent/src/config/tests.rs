@@ -210,7 +210,6 @@ cidr = "10.0.0.0/8"
         "limiter.toml:7:20: class[0] \"dns\" packets.rate: \"1000/x\" is not a rate; write a count \
          per second, minute or hour: \"1000/s\"",
         "limiter.toml:7:38: class[0] \"dns\" packets.burst: ",
-        "limiter.toml:8:1: class[1] \"rest\": neither packets nor bytes",
         "limiter.toml:10:1: class[1] \"rest\" packet: unknown key; did you mean \"packets\"?",
         "limiter.toml:12:8: prefix[0] \"203.0.113.7/24\" cidr: \"203.0.113.7/24\" has bits set \
          beyond its length; write \"203.0.113.0/24\"",
@@ -237,7 +236,11 @@ fn json_has_every_part() {
 #[test]
 fn what_is_not_toml() {
     one_error("mode = \"observe\"\n[[interface]\n", "2:13", &["not TOML"]);
-    one_error("mode = \"observe\"\nmode = \"enforce\"\n", "2:1", &["not TOML", "duplicate"]);
+    one_error(
+        "mode = \"observe\"\nmode = \"enforce\"\n",
+        "2:1",
+        &["not TOML: duplicate key mode; "],
+    );
 }
 
 #[test]
@@ -255,6 +258,18 @@ fn unknown_keys() {
     one_error(&with("[colour]"), "6:2: colour", &["unknown key", "the keys here are mode, "]);
     let text = with_match("port = 53, protocol = \"udp\"");
     one_error(&text, "5:11: class[0] \"dns\" match.port", &["did you mean \"ports\"?"]);
+}
+
+#[test]
+fn a_misspelt_key_is_not_missing_as_well() {
+    let text = with("").replace("burst", "burts");
+    one_error(&text, "5:31: class[0] \"rest\" packets.burts", &["did you mean \"burst\"?"]);
+    let text = with("").replace("[[interface]]", "[[interfaces]]");
+    one_error(&text, "1:3: interfaces", &["did you mean \"interface\"?"]);
+    // One that looks like another key does not excuse this one.
+    let text = with("").replace("burst", "rat");
+    let errors = errors(&text);
+    assert_eq!(errors.len(), 2, "{errors:#?}");
 }
 
 #[test]
@@ -346,7 +361,7 @@ fn budgets() {
         (
             "{ rate = \"1/s\", burst = \"10\" }",
             "packets.burst",
-            "expected a whole number, found a string",
+            "expected a whole number, found a string; write a whole number, 1 or more",
         ),
         ("{ rate = \"1/h\", burst = 6000 }", "packets.burst", "more than 208 days"),
         ("{ burst = 10 }", "packets.rate", "missing; add rate = \"1000/s\""),

@@ -26,6 +26,14 @@ pub struct Link {
     pub program: Option<u32>,
 }
 
+impl Link {
+    /// Whether there is no hardware behind it.
+    #[must_use]
+    pub fn is_virtual(&self) -> bool {
+        self.kind.is_some() || self.name == "lo"
+    }
+}
+
 /// How the kernel runs an attached XDP program, whatever was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RealMode {

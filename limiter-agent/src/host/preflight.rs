@@ -38,11 +38,9 @@ pub enum Unfit {
     Kernel(String),
     /// Another program is where ours would go.
     #[error(
-        "{interface} already has an XDP program that somebody else attached: id {program}{}; stop \
-         what attached it (`bpftool link` and `bpftool prog show id {program}` name its process) \
-         or, if that is gone, `ip link set dev {interface} {} off`",
+        "{interface} already has an XDP program that somebody else attached: id {program}{}; {}",
         name.as_ref().map(|name| format!(", named {name}")).unwrap_or_default(),
-        mode.keyword()
+        detaching(interface, mode.keyword(), &program.to_string())
     )]
     Claimed {
         /// The interface.
@@ -54,6 +52,17 @@ pub enum Unfit {
         /// Its name, if it has one.
         name: Option<String>,
     },
+}
+
+/// How to get rid of `program` on `interface`. A `bpf_link` ends with the process that holds it or by
+/// force, and the kernel lets nobody remove its program over netlink; what was attached over netlink
+/// has no link, and stays when its process ends.
+pub(super) fn detaching(interface: &str, keyword: &str, program: &str) -> String {
+    format!(
+        "stop the process that holds it (`grep -l 'prog_id:.{program}$' /proc/[0-9]*/fdinfo/*` \
+         finds it); to detach it by force, `bpftool link detach id N` if `bpftool link show` has a \
+         link N of prog {program}, else `ip link set dev {interface} {keyword} off`"
+    )
 }
 
 /// Checks privileges, kernel version and BPF file system.
@@ -143,7 +152,10 @@ mod tests {
         let text = unclaimed(&link, |_| Some("other".into())).expect_err("claimed").to_string();
         assert!(
             text.contains("id 42, named other")
-                && text.contains("ip link set dev eth0 xdpgeneric off"),
+                && text.contains(
+                    "bpftool link detach id N` if `bpftool link show` has a link N of prog 42"
+                )
+                && text.contains("else `ip link set dev eth0 xdpgeneric off`"),
             "{text}"
         );
     }

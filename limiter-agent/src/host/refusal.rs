@@ -5,6 +5,7 @@ use std::fmt;
 use nix::errno::Errno;
 
 use super::Link;
+use super::preflight::detaching;
 
 /// The kernel's refusal of one attachment; displays as one sentence with the cause and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct Refusal<'a> {
     pub errno: i32,
     /// What the driver said in words (netlink's extended acknowledgement), if it did.
     pub said: Option<&'a str>,
+    /// The configuration file, where `xdp` is set.
+    pub file: &'a str,
 }
 
 /// The driver's words in the text of an attach error: aya writes netlink's extended acknowledgement
@@ -32,7 +35,7 @@ pub fn kernel_words(error: &str) -> Option<&str> {
 
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { link, driver, native, errno, said } = self;
+        let Self { link, driver, native, errno, said, file } = self;
         let mode = if *native { "native" } else { "generic" };
         let errno = Errno::from_raw(*errno);
         write!(out, "{mode} XDP on {} refused", link.name)?;
@@ -44,27 +47,41 @@ impl fmt::Display for Refusal<'_> {
             write!(out, ", \"{said}\"")?;
         }
         let (cause, fix) = self.cause(errno);
-        write!(out, "): {cause}; fix: {fix}")?;
-        if *native && concerns_driver(errno) {
-            out.write_str(", or set xdp = \"generic\" (slower) or \"auto\"")?;
+        write!(out, "): {cause}; fix: ")?;
+        let name = &link.name;
+        // Generic mode asks nothing of the driver.
+        let settings = (*native && concerns_driver(errno)).then(|| {
+            format!(
+                "set xdp = \"generic\" (slower) or \"auto\" in the [[interface]] entry of {name} in \
+                 {file}, or give --xdp"
+            )
+        });
+        match (fix, settings) {
+            (Some(fix), Some(settings)) => write!(out, "{fix}, or {settings}"),
+            (Some(only), None) | (None, Some(only)) => out.write_str(&only),
+            (None, None) => out.write_str("see `dmesg`"),
         }
-        Ok(())
     }
 }
 
 impl Refusal<'_> {
-    fn cause(&self, errno: Errno) -> (String, String) {
+    /// What it means, and what mends it other than another mode.
+    fn cause(&self, errno: Errno) -> (String, Option<String>) {
         let Link { name, mtu, .. } = self.link;
         #[expect(clippy::wildcard_enum_match_arm, reason = "there are over a hundred")]
-        match errno {
+        let (cause, fix) = match errno {
             Errno::EBUSY | Errno::EEXIST => (
                 "another XDP program is attached".to_owned(),
-                format!("stop what attached it, or `ip link set dev {name} xdp off`"),
+                format!("`bpftool net show dev {name}` gives its id; {}", detaching(name, "xdp", "ID")),
             ),
             Errno::EINVAL | Errno::ERANGE | Errno::EMSGSIZE => (
                 format!("the driver cannot run XDP at MTU {mtu} (its own or its peer's) or with its present settings"),
                 format!("`ip link set dev {name} mtu 1500`"),
             ),
+            // No hardware merges packets there.
+            Errno::EOPNOTSUPP if self.link.is_virtual() => {
+                return ("it has no native XDP".to_owned(), None);
+            }
             Errno::EOPNOTSUPP => (
                 "the driver has no native XDP, or not together with LRO".to_owned(),
                 format!("`ethtool -K {name} lro off`"),
@@ -81,8 +98,9 @@ impl Refusal<'_> {
                 "the interface is gone".to_owned(),
                 "start again when it is back".to_owned(),
             ),
-            other => (other.desc().to_owned(), "see `dmesg`".to_owned()),
-        }
+            other => return (other.desc().to_owned(), None),
+        };
+        (cause, Some(fix))
     }
 }
 
@@ -106,7 +124,7 @@ mod tests {
     fn text(errno: Errno, native: bool) -> String {
         let link = Link { name: "eth0".into(), mtu: 9000, ..Link::default() };
         let (driver, errno) = (Some("ixgbe"), errno as i32);
-        Refusal { link: &link, driver, native, errno, said: None }.to_string()
+        Refusal { link: &link, driver, native, errno, said: None, file: "limiter.toml" }.to_string()
     }
 
     #[test]
@@ -116,7 +134,7 @@ mod tests {
             (Errno::ERANGE, "MTU 9000", "mtu 1500"),
             (Errno::EOPNOTSUPP, "LRO", "lro off"),
             (Errno::ENOMEM, "queues", "ethtool -L"),
-            (Errno::EBUSY, "another XDP program", "xdp off"),
+            (Errno::EBUSY, "another XDP program", "bpftool link detach"),
             (Errno::ENODEV, "gone", "start again"),
         ] {
             let text = text(errno, true);
@@ -127,9 +145,29 @@ mod tests {
 
     #[test]
     fn generic_is_offered_only_where_it_helps() {
-        assert!(text(Errno::EOPNOTSUPP, true).contains("xdp = \"generic\""));
+        let offered = "xdp = \"generic\" (slower) or \"auto\" in the [[interface]] entry of eth0 in limiter.toml";
+        assert!(text(Errno::EOPNOTSUPP, true).contains(offered));
         assert!(!text(Errno::EBUSY, true).contains("xdp = \"generic\""));
         assert!(!text(Errno::EINVAL, false).contains("xdp = \"generic\""));
+    }
+
+    #[test]
+    fn what_has_no_lro_is_not_told_to_turn_it_off() {
+        let veth = Link { name: "v0".into(), kind: Some("ifb".into()), ..Link::default() };
+        for link in [Link { name: "lo".into(), ..Link::default() }, veth] {
+            let errno = Errno::EOPNOTSUPP as i32;
+            let refusal = Refusal {
+                link: &link,
+                driver: None,
+                native: true,
+                errno,
+                said: None,
+                file: "a.toml",
+            };
+            let text = refusal.to_string();
+            assert!(!text.contains("LRO") && !text.contains("lro"), "{text}");
+            assert!(text.contains("it has no native XDP; fix: set xdp = "), "{text}");
+        }
     }
 
     #[test]
@@ -138,8 +176,14 @@ mod tests {
         let said = kernel_words(
             "cannot attach to v0: netlink error: [\"Peer MTU is too large to set XDP\"]: Numerical",
         );
-        let refusal =
-            Refusal { link: &link, driver: None, native: true, errno: Errno::ERANGE as i32, said };
+        let refusal = Refusal {
+            link: &link,
+            driver: None,
+            native: true,
+            errno: Errno::ERANGE as i32,
+            said,
+            file: "",
+        };
         assert!(refusal.to_string().contains("(ERANGE, \"Peer MTU is too large to set XDP\")"));
     }
 }

@@ -22,6 +22,8 @@ pub struct Status {
     pub started: String,
     /// `observe`, `enforce` or `bypass`.
     pub mode: String,
+    /// What keeps the agent from doing its work, as `/healthz` says it; empty if nothing.
+    pub problems: Vec<String>,
     /// What happens to packets that cannot be judged.
     pub failure_policies: Vec<FailurePolicy>,
     /// The guarded interfaces.

@@ -13,6 +13,7 @@ impl fmt::Display for Status {
             day(&self.started)
         )?;
         writeln!(out, "mode:     {mode} ({})", meaning(mode))?;
+        self.problems.iter().try_for_each(|problem| writeln!(out, "problem:  {problem}"))?;
         let policies: Vec<_> = self
             .failure_policies
             .iter()
@@ -218,6 +219,7 @@ mod tests {
             pid: 4242,
             started: "2026-11-30T15:00:00Z".into(),
             mode: "observe".into(),
+            problems: vec!["eth1 is gone".into()],
             failure_policies: vec![
                 FailurePolicy { event: "malformed".into(), action: "drop".into() },
                 FailurePolicy { event: "table_full".into(), action: "pass".into() },
@@ -291,6 +293,7 @@ mod tests {
         let expected = "\
 limiter-agent 0.1.0 (ABI 1), pid 4242, since 2026-11-30 15:00:00 UTC
 mode:     observe (nothing is dropped, only counted as would_drop)
+problem:  eth1 is gone
 faults:   malformed drop, table full pass
 config:   /etc/limiter/limiter.toml, read 2026-11-30 15:00:00 UTC
           RELOAD FAILED at 2026-11-30 16:00:00 UTC; the old settings stay:
