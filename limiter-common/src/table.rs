@@ -117,6 +117,9 @@ impl Meta {
 pub trait Line {
     /// Slots in it.
     const SLOTS: u32;
+    /// With so many slots in use, a new source takes its second line if that has fewer. The fewer it
+    /// is, the more evenly the lines fill, and the more look-ups read two of them.
+    const CROWDED: u32;
 
     /// A slot's meta.
     fn meta(&self, slot: u32) -> Meta;
@@ -130,6 +133,14 @@ pub trait Line {
     fn busy_until(&self, slot: u32, now: Tick) -> Tick;
     /// Sets a slot's theoretical arrival times, so that its bucket is full at `now`.
     fn fill(&self, slot: u32, now: Tick);
+
+    /// Returns `value`. The kernel side hides it from the verifier behind `unknown`, which would check
+    /// what follows once for each state that the slots of a line can be in.
+    #[inline(always)]
+    #[must_use]
+    fn opaque(value: u32, _unknown: Meta) -> u32 {
+        value
+    }
 }
 
 /// What is looked for: a source's bits and the owner part of its meta.
@@ -171,43 +182,61 @@ impl Wanted {
         None
     }
 
-    /// Takes a slot in `line` that is free or full again. Stops at one that another CPU is taking:
-    /// that may be for the same source.
+    /// Takes a slot in one of the two lines of the source: a free one in the first, unless that is
+    /// crowded and the second less so; where both are full, that of an owner who has proven nothing.
+    #[inline(always)]
+    pub fn make<L: Line>(&self, first: &L, second: &L, meta: Meta, now: Tick) -> Made {
+        let ours = Survey::of(first, now);
+        if ours.used < L::CROWDED {
+            return self.take(first, ours.free, meta, now).in_first();
+        }
+        let theirs = Survey::of(second, now);
+        if ours.is_busy | theirs.is_busy != 0 {
+            // Another CPU is taking a slot, perhaps for the same source.
+            return Made::Raced;
+        }
+        if ours.used < L::SLOTS && ours.used <= theirs.used {
+            return self.take(first, ours.free, meta, now).in_first();
+        }
+        if theirs.used < L::SLOTS {
+            return self.take(second, theirs.free, meta, now).in_second();
+        }
+        self.displace(second, meta, now).in_second()
+    }
+
+    /// Takes a slot in `line` that is free or full again.
     #[inline(always)]
     pub fn claim<L: Line>(&self, line: &L, meta: Meta, now: Tick) -> Claim {
-        for slot in 0..L::SLOTS {
-            let found = line.meta(slot);
-            if found.is_busy() {
-                return Claim::Raced;
-            }
-            if found == Meta::EMPTY || !is_ahead(line.busy_until(slot, now), now) {
-                return self.take(line, slot, found, meta, now);
-            }
+        let survey = Survey::of(line, now);
+        if survey.is_busy != 0 {
+            return Claim::Raced;
         }
-        Claim::Full
+        if survey.used == L::SLOTS {
+            return Claim::Full;
+        }
+        self.take(line, survey.free, meta, now)
     }
 
     /// Takes a slot in `line` whose owner has proven nothing: the one furthest from full.
     #[inline(always)]
-    pub fn displace<L: Line>(&self, line: &L, meta: Meta, now: Tick) -> Claim {
+    fn displace<L: Line>(&self, line: &L, meta: Meta, now: Tick) -> Claim {
         let mut furthest = 0;
-        let mut victim = None;
+        let mut victim = (0, Meta::BUSY);
         for slot in 0..L::SLOTS {
             let found = line.meta(slot);
             let ahead = line.busy_until(slot, now).since(now);
             if !found.is_proven() && !found.is_busy() && ahead > furthest {
                 furthest = ahead;
-                victim = Some((slot, found));
+                victim = (slot, found);
             }
+            victim.0 = L::opaque(victim.0, found);
         }
-        match victim {
-            Some((slot, found)) => self.take(line, slot, found, meta, now),
-            None => Claim::Full,
-        }
+        if furthest == 0 { Claim::Full } else { self.take(line, victim, meta, now) }
     }
 
     #[inline(always)]
-    fn take<L: Line>(&self, line: &L, slot: u32, found: Meta, meta: Meta, now: Tick) -> Claim {
+    fn take<L: Line>(&self, line: &L, free: (u32, Meta), meta: Meta, now: Tick) -> Claim {
+        let (slot, found) = free;
         if line.swap_meta(slot, found, Meta::BUSY) != found {
             return Claim::Raced;
         }
@@ -218,7 +247,7 @@ impl Wanted {
     }
 }
 
-/// What became of an attempt to take a slot.
+/// What became of an attempt to take a slot of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// It is the source's now.
@@ -227,6 +256,71 @@ pub enum Claim {
     Raced,
     /// No slot of the line may be taken.
     Full,
+}
+
+impl Claim {
+    #[inline(always)]
+    const fn in_first(self) -> Made {
+        match self {
+            Self::Taken(slot) => Made::First(slot),
+            Self::Raced => Made::Raced,
+            Self::Full => Made::Full,
+        }
+    }
+
+    #[inline(always)]
+    const fn in_second(self) -> Made {
+        match self {
+            Self::Taken(slot) => Made::Second(slot),
+            Self::Raced => Made::Raced,
+            Self::Full => Made::Full,
+        }
+    }
+}
+
+/// What became of an attempt to take a slot in either line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// A slot of the first.
+    First(u32),
+    /// A slot of the second.
+    Second(u32),
+    /// Another CPU was faster, perhaps for the same source: look for the bucket again.
+    Raced,
+    /// All slots of both are in use by proven sources.
+    Full,
+}
+
+/// What is in a line.
+struct Survey {
+    /// Slots whose buckets are not full.
+    used: u32,
+    /// The first of the others, and what it holds.
+    free: (u32, Meta),
+    /// Not 0 if another CPU is taking one.
+    is_busy: u32,
+}
+
+impl Survey {
+    #[inline(always)]
+    fn of<L: Line>(line: &L, now: Tick) -> Self {
+        let mut survey = Self { used: 0, free: (0, Meta::BUSY), is_busy: 0 };
+        for slot in (0..L::SLOTS).rev() {
+            let found = line.meta(slot);
+            if found.is_busy() {
+                survey.is_busy = 1;
+                survey.used += 1;
+            } else if found != Meta::EMPTY && is_ahead(line.busy_until(slot, now), now) {
+                survey.used += 1;
+            } else {
+                survey.free = (slot, found);
+            }
+            survey.used = L::opaque(survey.used, found);
+            survey.is_busy = L::opaque(survey.is_busy, found);
+            survey.free.0 = L::opaque(survey.free.0, found);
+        }
+        survey
+    }
 }
 
 /// Whether a bucket with this theoretical arrival time is not full at `now`. One further ahead than

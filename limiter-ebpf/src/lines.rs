@@ -4,12 +4,12 @@ use core::{arch::asm, ptr};
 
 use limiter_common::{
     Bucket, Env as _,
-    abi::{ClassId, LineV4, LineV6, V4_SLOTS, V6_SLOTS},
+    abi::{ClassId, LineV4, LineV6, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS},
     bucket::{self, Cell as _, Moment},
     decide::WidePrefix,
     hash::BucketHash,
     packet::{Source, Space},
-    table::{Claim, Line, Meta, Wanted},
+    table::{Claim, Line, Made, Meta, Wanted},
     time::Tick,
 };
 
@@ -95,16 +95,14 @@ fn claim<L: MapLine>(
 ) -> Option<u64> {
     let wanted = Wanted::of(bits, meta);
     let (first, second) = (line((lines >> 32) as u32)?, line(lines as u32)?);
-    for line in [&first, &second] {
-        match wanted.claim(line, meta, now) {
-            Claim::Taken(slot) => return Some(line.place(slot)),
-            Claim::Raced => return wanted.find(line).map(|(slot, _)| line.place(slot)),
-            Claim::Full => {}
-        }
-    }
-    match wanted.displace(&second, meta, now) {
-        Claim::Taken(slot) => Some(second.place(slot)),
-        Claim::Raced | Claim::Full => None,
+    match wanted.make(&first, &second, meta, now) {
+        Made::First(slot) => Some(first.place(slot)),
+        Made::Second(slot) => Some(second.place(slot)),
+        Made::Raced => match wanted.find(&first) {
+            Some((slot, _)) => Some(first.place(slot)),
+            None => wanted.find(&second).map(|(slot, _)| second.place(slot)),
+        },
+        Made::Full => None,
     }
 }
 
@@ -277,7 +275,7 @@ fn swap(word: *mut Meta, current: Meta, new: Meta) -> Meta {
 }
 
 macro_rules! line {
-    ($line:ty, $slots:expr, $bits:ty) => {
+    ($line:ty, $slots:expr, $crowded:expr, $bits:ty) => {
         impl MapLine for $line {
             #[inline(always)]
             fn packets(&self, slot: u32) -> Tat {
@@ -307,6 +305,7 @@ macro_rules! line {
 
         impl Line for $line {
             const SLOTS: u32 = $slots as u32;
+            const CROWDED: u32 = $crowded;
 
             #[inline(always)]
             fn meta(&self, slot: u32) -> Meta {
@@ -340,6 +339,18 @@ macro_rules! line {
             }
 
             #[inline(always)]
+            fn opaque(value: u32, unknown: Meta) -> u32 {
+                let mut value = u64::from(value);
+                // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work
+                // it out.
+                unsafe {
+                    asm!("{v} ^= {u}", "{v} ^= {u}",
+                        v = inout(reg) value, u = in(reg) u64::from(unknown.0));
+                }
+                value as u32
+            }
+
+            #[inline(always)]
             fn fill(&self, slot: u32, now: Tick) {
                 // SAFETY: as above.
                 unsafe { ptr::write_volatile(self.packets(slot).0, now.0) };
@@ -352,8 +363,8 @@ macro_rules! line {
     };
 }
 
-line!(V4, V4_SLOTS, u32);
-line!(V6, V6_SLOTS, u64);
+line!(V4, V4_SLOTS, V4_CROWDED, u32);
+line!(V6, V6_SLOTS, V6_CROWDED, u64);
 
 /// The slot as an index that the verifier sees the bound of. A fourth slot of an IPv6 line, which
 /// there is not, would still lie in the line.

@@ -12,7 +12,7 @@ mod settings;
 
 pub use bucket::{
     BucketState, Budget, BudgetCell, ByteTats, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
-    V4_SLOTS, V6_SLOTS,
+    V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
 pub use counter::{Count, CounterShape};
 pub use policy::{
