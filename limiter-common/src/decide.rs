@@ -63,6 +63,13 @@ pub trait Env {
     /// The limits at this place of the map (both banks counted).
     fn limits(&self, place: u32) -> Option<&Limits>;
 
+    /// Returns `value`. The kernel side hides it from the verifier behind `unknown`, so that what
+    /// follows is checked once and not once for each value.
+    #[inline(always)]
+    fn opaque(&self, value: u32, _unknown: Nanos) -> u32 {
+        value
+    }
+
     /// Returns `value`. The kernel side keeps the compiler from working out its address anew from an
     /// index of which the verifier no longer knows the bound.
     #[inline(always)]
@@ -198,7 +205,9 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
     // Without the filters nobody is known, and nobody a stranger.
     let (standing, is_fresh) = known
         .as_ref()
-        .map_or((Standing::Seen, true), |known| known::standing(known, mark, arrival.now));
+        .map_or((Standing::SEEN, true), |known| known::standing(known, mark, arrival.now));
+    let hide = |value| env.opaque(value, arrival.now);
+    let (standing, is_fresh) = (standing.hidden(hide), hide(is_fresh.into()) != 0);
     let gate = gate(standing, arrival, settings, env);
     // A service that is exempt here passes even while strangers do not.
     if let Some(reason) = gate
@@ -218,7 +227,7 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
     if let Some(reason) = gate {
         return reason;
     }
-    let is_proven = standing == Standing::Proven;
+    let is_proven = standing == Standing::PROVEN;
     let renewed = meta
         .unwrap_or(Meta::owner(source.space, class.id))
         .with_proven(is_proven)
@@ -271,19 +280,19 @@ fn gate<E: Env>(
 ) -> Option<Reason> {
     let now = Tick::from(arrival.now);
     let class = arrival.class;
-    if standing != Standing::Proven && class.unproven.is_limited() {
-        let share = share(standing, Standing::Seen, class.unproven.tolerance());
+    if standing != Standing::PROVEN && class.unproven.is_limited() {
+        let share = share(standing, Standing::SEEN, class.unproven.tolerance());
         if !has_room(BudgetCell::unproven(class.id), &class.unproven, share, now, env) {
             return Some(Reason::Unproven);
         }
     }
     if class.total.is_limited() {
-        let share = share(standing, Standing::Proven, class.total.tolerance());
+        let share = share(standing, Standing::PROVEN, class.total.tolerance());
         if !has_room(BudgetCell::total(class.id), &class.total, share, now, env) {
             return Some(Reason::Total);
         }
     }
-    let is_stranger = standing == Standing::Stranger;
+    let is_stranger = standing == Standing::STRANGER;
     (is_stranger && !is_welcome(standing, class, now, settings, env)).then_some(Reason::NewSource)
 }
 
@@ -292,8 +301,8 @@ fn gate<E: Env>(
 #[inline(always)]
 fn share(standing: Standing, best: Standing, tolerance: u64) -> u64 {
     match standing {
-        _ if standing as u32 >= best as u32 => tolerance,
-        Standing::Stranger => tolerance / 2,
+        _ if standing >= best => tolerance,
+        Standing::STRANGER => tolerance / 2,
         _ => tolerance / 4 * 3,
     }
 }
@@ -304,9 +313,9 @@ fn share(standing: Standing, best: Standing, tolerance: u64) -> u64 {
 fn reach(standing: Standing, budget: &PacketLimit) -> u64 {
     let tolerance = budget.tolerance();
     match standing {
-        Standing::Stranger => tolerance,
-        Standing::Seen => tolerance + tolerance / 4,
-        Standing::Proven => tolerance + tolerance / 2,
+        Standing::STRANGER => tolerance,
+        Standing::SEEN => tolerance + tolerance / 4,
+        _ => tolerance + tolerance / 2,
     }
 }
 
@@ -321,7 +330,7 @@ fn has_room<E: Env>(
 ) -> bool {
     let Some(cell) = env.budget(cell) else { return true };
     // It is not resolved anew after a reload as sources are, so a debt is shortened here.
-    bucket::clamp(&cell, now, reach(Standing::Proven, budget));
+    bucket::clamp(&cell, now, reach(Standing::PROVEN, budget));
     bucket::has_room(&cell, now, budget.cost(), tolerance)
 }
 
@@ -358,7 +367,7 @@ fn admit<E: Env>(
     let now = Tick::from(arrival.now);
     let Arrival { packet, class, .. } = arrival;
     // Strangers have been asked.
-    if standing != Standing::Stranger && !is_welcome(standing, class, now, settings, env) {
+    if standing != Standing::STRANGER && !is_welcome(standing, class, now, settings, env) {
         return Some(Reason::NewSource);
     }
     if packet.address.is_martian() || env.is_own(packet.address) {
@@ -469,7 +478,7 @@ fn charge<E: Env>(
         bucket::charge(cell, moment.now(), frame, bytes.tolerance());
     }
     let now = moment.now();
-    if standing != Standing::Proven {
+    if standing != Standing::PROVEN {
         add(BudgetCell::unproven(class.id), &class.unproven, now, env);
     }
     add(BudgetCell::total(class.id), &class.total, now, env);

@@ -168,6 +168,14 @@ impl Wanted {
     /// Its slot in `line`, with its meta.
     #[inline(always)]
     pub fn find<L: Line>(&self, line: &L) -> Option<(u32, Meta)> {
+        let (slot, meta) = self.locate(line);
+        (slot != L::SLOTS).then_some((slot, meta))
+    }
+
+    /// Its slot in `line`, with its meta; [`Line::SLOTS`] if it is not there. Not an `Option`, of which
+    /// the compiler leaves a half unwritten that verifiers see it read.
+    #[inline(always)]
+    pub fn locate<L: Line>(&self, line: &L) -> (u32, Meta) {
         for slot in 0..L::SLOTS {
             let meta = line.meta(slot);
             if !meta.has_owner(self.owner) || line.source(slot) != self.bits {
@@ -176,10 +184,10 @@ impl Wanted {
             // Changed meanwhile: perhaps only its policy, perhaps its owner, to one of this class.
             let again = line.meta(slot);
             if again.has_owner(self.owner) {
-                return Some((slot, if again == meta { meta } else { again.forgotten() }));
+                return (slot, if again == meta { meta } else { again.forgotten() });
             }
         }
-        None
+        (L::SLOTS, Meta::EMPTY)
     }
 
     /// Takes a slot in one of the two lines of the source: a free one in the first, unless that is

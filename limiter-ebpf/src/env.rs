@@ -135,6 +135,16 @@ impl Env for MapEnv {
     }
 
     #[inline(always)]
+    fn opaque(&self, value: u32, unknown: Nanos) -> u32 {
+        let mut value = u64::from(value);
+        // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work it out.
+        unsafe {
+            asm!("{v} ^= {u}", "{v} ^= {u}", v = inout(reg) value, u = in(reg) unknown.0);
+        }
+        value as u32
+    }
+
+    #[inline(always)]
     fn pinned<'a, T>(&self, value: &'a T) -> &'a T {
         let mut pointer = ptr::from_ref(value);
         // SAFETY: an empty instruction: the pointer stays what it is.

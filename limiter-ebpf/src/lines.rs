@@ -45,10 +45,11 @@ fn find_in<L: MapLine>(
     line: impl Fn(u32) -> Option<L>,
 ) -> (u64, Meta) {
     for index in [first, second] {
-        if let Some(line) = line(index)
-            && let Some((slot, meta)) = wanted.find(&line)
-        {
-            return (line.place(slot), meta);
+        let Some(line) = line(index) else { break };
+        let (slot, meta) = wanted.locate(&line);
+        if slot != L::SLOTS {
+            // Hidden, so that what follows is checked once and not for each slot.
+            return (line.place(L::opaque(slot, meta)), meta);
         }
     }
     (NOWHERE, Meta::EMPTY)
