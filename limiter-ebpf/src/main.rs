@@ -1,10 +1,11 @@
 //! The XDP program: it hands the frame, the clock and the maps to `limiter_common::decide`, records
-//! the outcome once, and acts on it.
+//! the outcome once, and acts on it. Beside it, [`handshakes`] notes who has proven their address.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
 mod env;
+mod handshakes;
 mod lines;
 mod maps;
 mod record;

@@ -59,4 +59,16 @@ impl Source {
             Self { space: Space::Ipv6, bits: high }
         }
     }
+
+    /// The source of a socket's IPv6 peer, as [`ipv6`](Self::ipv6): a socket that takes both families
+    /// shows an IPv4 peer as `::ffff:0:0/96` (RFC 4291 §2.5.5.2), which no packet has.
+    #[inline(always)]
+    #[must_use]
+    pub const fn peer(high: u64, low: u64) -> Self {
+        if high == 0 && low >> 32 == 0xffff {
+            Self { space: Space::Ipv4, bits: low & 0xffff_ffff }
+        } else {
+            Self::ipv6(high, low)
+        }
+    }
 }

@@ -254,3 +254,21 @@ fn sources_have_spaces_of_their_own() {
     assert_eq!(of("2002:c000:201:5::9"), Source { space: Space::SixToFour, bits: 0xc000_0201 });
     assert_ne!(of("64:ff9b::192.0.2.1"), Source::ipv4(0xc000_0201));
 }
+
+/// Whoever connected is the same source as the packets it sends.
+#[test]
+fn a_sockets_peer_is_the_source_of_its_packets() {
+    let halves = |text: &str| {
+        let bits = u128::from(text.parse::<std::net::Ipv6Addr>().expect("is an address"));
+        ((bits >> 64) as u64, bits as u64)
+    };
+    let peer = |text: &str| {
+        let (high, low) = halves(text);
+        Source::peer(high, low)
+    };
+    assert_eq!(peer("::ffff:192.0.2.1"), Source::ipv4(0xc000_0201));
+    for text in ["2001:db8::1", "fe80::7", "64:ff9b::c000:201", "2002:c000:201::1", "::1"] {
+        let (high, low) = halves(text);
+        assert_eq!(peer(text), Source::ipv6(high, low), "{text}");
+    }
+}
