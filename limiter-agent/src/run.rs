@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::agent::{Agent, load_config};
 use crate::api::{self, ControlSocket};
@@ -22,6 +22,13 @@ use crate::host;
 
 /// How long open requests may take to finish at the end.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How often the host's addresses are looked up.
+const ADDRESSES: Duration = Duration::from_secs(10);
+
+/// How often the peers of lasting connections are proven anew: twice in the time that a proof lasts
+/// at least ([`Filter::lasts`](limiter_common::known::Filter::lasts)).
+const PROOFS: Duration = Duration::from_mins(4);
 
 /// Runs the agent until SIGTERM or SIGINT.
 ///
@@ -50,6 +57,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
 
     let agent = Agent::start(args, config).await?;
     let agent = Arc::new(Mutex::new(agent));
+    let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
     let (stop, stopped) = watch::channel(());
     let servers = [
         spawn(metrics, api::readable(Arc::clone(&agent)), stopped.clone()),
@@ -62,6 +70,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     }
 
     info!("stopping");
+    upkeep.abort();
     agent.lock().await.stop();
     drop(stop);
     let end = Instant::now() + GRACE;
@@ -73,6 +82,26 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     }
     drop(socket);
     Ok(())
+}
+
+/// Keeps what the program knows of the host true, until it is aborted.
+async fn upkeep(agent: api::Shared) {
+    let now = Instant::now();
+    let mut addresses = interval_at(now + ADDRESSES, ADDRESSES);
+    let mut proofs = interval_at(now + PROOFS, PROOFS);
+    for timer in [&mut addresses, &mut proofs] {
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    loop {
+        tokio::select! {
+            _ = addresses.tick() => agent.lock().await.renew_addresses(),
+            _ = proofs.tick() => {
+                // Listed without the lock: it may take a while.
+                let peers = host::peers().await;
+                agent.lock().await.renew_proofs(peers);
+            }
+        }
+    }
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {

@@ -3,7 +3,9 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    env,
+    ffi::OsStr,
+    fs,
     fs::File,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
@@ -52,11 +54,22 @@ impl Agent {
     /// # Errors
     /// If it cannot be started, ends, or is not well in time; with its log.
     pub fn start(netns: &Netns, configuration: &str) -> Result<Self> {
+        Self::start_under(&[], netns, configuration)
+    }
+
+    /// The same by way of a command that becomes the agent: a program and its arguments, to which
+    /// the agent's command line is added.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_under(wrapper: &[&str], netns: &Netns, configuration: &str) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("limiter-test-").tempdir()?;
         let log = File::create(directory.path().join("log"))?;
         fs::write(directory.path().join("limiter.toml"), configuration)?;
-        let mut command = netns.command(binary()?);
+        let mut words = wrapper.iter().map(OsStr::new).chain([binary()?.as_os_str()]);
+        let mut command = netns.command(words.next().context("the agent is a command")?);
         command
+            .args(words)
             .arg("run")
             .arg("--config")
             .arg(directory.path().join("limiter.toml"))

@@ -5,6 +5,7 @@ mod attach;
 mod changes;
 mod ledger;
 mod report;
+mod upkeep;
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -21,6 +22,7 @@ use crate::status::{Reload, utc};
 use attach::Attached;
 use changes::Fixed;
 use ledger::Ledger;
+use upkeep::Complaint;
 
 /// The running agent. It is attached until it is dropped.
 pub struct Agent {
@@ -38,6 +40,10 @@ pub struct Agent {
     attached: BTreeMap<u32, Attached>,
     /// Whether it has been told to stop: a reload that was waiting must not attach again.
     stopped: bool,
+    /// Why handshakes prove nobody, if they do not.
+    deaf: Option<String>,
+    own: Complaint,
+    seeding: Complaint,
 }
 
 /// Whose fault a failed reload is.
@@ -94,6 +100,16 @@ impl Agent {
             warn!("{error}");
         }
         datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
+        // Before the sockets are listed, so that no connection is missed between the two.
+        let deaf = datapath.hear_handshakes().err().map(|error| error.to_string());
+        if let Some(error) = &deaf {
+            warn!(
+                "handshakes prove nobody: {error}. But for connections that last, nobody is proven; \
+                 everybody stays at most seen"
+            );
+        }
+        let mut seeding = Complaint::default();
+        seeding.hear(upkeep::prove(&datapath, host::peers().await));
         let attached = attach::attach(&mut datapath, &plan.interfaces, &links, &config.file)
             .await
             .map_err(machine)?;
@@ -110,6 +126,9 @@ impl Agent {
             ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
+            deaf,
+            own: Complaint::default(),
+            seeding,
         };
         agent.log_settings();
         Ok(agent)

@@ -35,6 +35,7 @@ impl Agent {
             capacities: self.capacities().to_vec(),
             sources: self.sources(),
             pressures: self.pressures()?,
+            proofs: vec![("handshakes", self.deaf.is_none())],
             created: self
                 .datapath
                 .sources_created()?
@@ -88,6 +89,10 @@ impl Agent {
                 .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
                 .to_vec(),
             new_sources: limit(config.table.new_sources),
+            proofs: match &self.deaf {
+                None => "handshakes".to_owned(),
+                Some(error) => format!("unavailable: {error}"),
+            },
             map_memory_bytes: map_memory(self.datapath.sizes()),
             config: ConfigState {
                 path: self.args.config.display().to_string(),

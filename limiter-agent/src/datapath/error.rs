@@ -85,7 +85,7 @@ impl DatapathError {
 }
 
 /// The messages of an error and its causes in one line. Many of aya's repeat their cause's.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     causes(error).map(ToString::to_string).fold(String::new(), |mut line, message| {
         if !line.ends_with(&message) {
             let separator = if line.is_empty() { "" } else { ": " };

@@ -5,6 +5,7 @@
 
 mod banks;
 mod error;
+mod handshakes;
 mod link;
 mod shared;
 
@@ -13,7 +14,7 @@ use std::{collections::HashSet, fs::File, io, io::Read as _};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, HashMap, PerCpuArray},
-    programs::{ProgramError, Xdp},
+    programs::{ProgramError, Xdp, sock_ops::SockOpsLink},
 };
 use limiter_common::{
     Family, Outcome,
@@ -28,6 +29,7 @@ use limiter_common::{
 use self::{banks::Banks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
+    handshakes::HandshakesError,
     link::{Attachment, LinkKind, foreign_program},
     shared::Tracked,
 };
@@ -36,10 +38,11 @@ use crate::plan::{Guarded, MapSizes, Plan};
 /// The compiled XDP program.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
 
-/// The loaded program with its maps and attachments.
+/// The loaded programs with their maps and attachments.
 pub struct Datapath {
     // Before the program, whose descriptor a netlink attachment needs when it is dropped.
     links: Links,
+    handshakes: Option<SockOpsLink>,
     ebpf: Ebpf,
     sizes: MapSizes,
     banks: Banks,
@@ -86,7 +89,8 @@ impl Datapath {
         let shared = SharedMaps::new(&ebpf, key)?;
         let mut banks = Banks::default();
         banks.install(&mut ebpf, &sizes, plan)?;
-        Ok(Self { ebpf, sizes, banks, shared, links: Links::default(), own: HashSet::new() })
+        let (links, own) = (Links::default(), HashSet::new());
+        Ok(Self { links, handshakes: None, ebpf, sizes, banks, shared, own })
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
@@ -117,6 +121,16 @@ impl Datapath {
             own.insert(new, 1, 0).map_err(failed)?;
         }
         self.own = wanted;
+        Ok(())
+    }
+
+    /// From now on, whoever completes a TCP handshake with this host is proven.
+    ///
+    /// # Errors
+    /// [`HandshakesError`] when the host has nothing to listen on or the kernel refuses. All else
+    /// goes on without.
+    pub fn hear_handshakes(&mut self) -> Result<(), HandshakesError> {
+        self.handshakes = Some(handshakes::attach(&mut self.ebpf)?);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod driver;
 mod links;
 mod preflight;
 mod refusal;
+mod sockets;
 
 use std::time::SystemTime;
 
@@ -18,6 +19,7 @@ pub use driver::driver;
 pub use links::{Link, LinksError, RealMode, links};
 pub use preflight::{Unfit, preflight, unclaimed};
 pub use refusal::{Refusal, kernel_words};
+pub use sockets::{SocketsError, peers};
 
 /// The two clocks, read together: expiry times are written on the wall clock and enforced on the
 /// monotonic one.

@@ -38,6 +38,8 @@ pub struct Status {
     pub tables: Vec<Table>,
     /// How many new sources are let in, all classes together.
     pub new_sources: Limit,
+    /// What proves that a source is not forged: `handshakes`, or `unavailable: ` and why.
+    pub proofs: String,
     /// What all maps take, in bytes of kernel memory.
     pub map_memory_bytes: u64,
     /// Where the settings come from.

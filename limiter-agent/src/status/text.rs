@@ -24,6 +24,7 @@ impl fmt::Display for Status {
         tables(out, &self.tables, self.map_memory_bytes)?;
         let (per_second, burst) = limit(Some(self.new_sources));
         writeln!(out, "new:      {per_second} sources/s let in, burst {burst}")?;
+        writeln!(out, "proofs:   {}", self.proofs)?;
         interfaces(out, &self.interfaces)?;
         classes(out, &self.classes)?;
         exemptions(out, &self.exemptions)?;
@@ -268,6 +269,7 @@ mod tests {
                 Table { family: "ipv6".into(), capacity: 1_000_000 },
             ],
             new_sources: Limit { per_second: 10_000.0, burst: 100_000 },
+            proofs: "handshakes".into(),
             map_memory_bytes: 200 << 20,
             config: ConfigState {
                 path: "/etc/limiter/limiter.toml".into(),
@@ -300,6 +302,7 @@ config:   /etc/limiter/limiter.toml, read 2026-11-30 15:00:00 UTC
           limiter.toml:3:1: bad; better
 tables:   1,000,000 ipv4 sources, 1,000,000 ipv6 sources; maps take 200.0 MiB
 new:      10,000 sources/s let in, burst 100,000
+proofs:   handshakes
 
 INTERFACE  INDEX  XDP     DRIVER      ATTACHED BY
 eth0           2  native  virtio_net  link

@@ -25,6 +25,8 @@ pub struct Snapshot {
     /// How much of a shared budget is used up, from 0 to 1: the class (`none` for the budget for new
     /// sources of all classes), and the most used of its budgets.
     pub pressures: Vec<(String, f64)>,
+    /// What can prove that a source is not forged, and whether it does.
+    pub proofs: Vec<(&'static str, bool)>,
     /// Buckets ever created, by family.
     pub created: Vec<(&'static str, u64)>,
     /// The guarded interfaces.
@@ -142,6 +144,12 @@ impl Snapshot {
         for (class, value) in &self.pressures {
             pressure.sample(&[("class", class.clone())], *value);
         }
+        let help = "Whether sources are proven by this (a completed TCP handshake); where not, they \
+                    stay at most seen.";
+        let mut proofs = out.family("limiter_proofs", help, Kind::Gauge);
+        for (source, works) in &self.proofs {
+            proofs.sample(&[("source", (*source).to_owned())], flag(*works));
+        }
         let help = "Buckets created: sources that were new to the table, or had been displaced.";
         let mut created = out.family("limiter_sources_created_total", help, Kind::Counter);
         for (family, value) in &self.created {
@@ -219,6 +227,7 @@ mod tests {
             capacities: vec![("ipv4", 1000), ("ipv6", 2000)],
             sources: vec![("ipv4", "proven", 3), ("ipv4", "seen", 4)],
             pressures: vec![("none".into(), 0.5)],
+            proofs: vec![("handshakes", true)],
             created: vec![("ipv4", 7), ("ipv6", 0)],
             interfaces: vec![InterfaceInfo {
                 interface: "eth0".into(),
@@ -246,6 +255,7 @@ mod tests {
             r#"limiter_tracked_sources{family="ipv4"} 7"#,
             r#"limiter_sources{family="ipv4",standing="proven"} 3"#,
             r#"limiter_pressure{class="none"} 0.5"#,
+            r#"limiter_proofs{source="handshakes"} 1"#,
             r#"limiter_sources_created_total{family="ipv4"} 7"#,
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
             r#"limiter_mode{mode="observe"} 0"#,

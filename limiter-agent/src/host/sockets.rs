@@ -1,0 +1,162 @@
+//! Open TCP connections as the kernel reports them over netlink (`sock_diag(7)`).
+
+use std::{
+    collections::HashSet,
+    io,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use limiter_common::packet::Source;
+use netlink_packet_core::{
+    DecodeError, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_sock_diag::{
+    SockDiagMessage,
+    constants::{AF_INET, AF_INET6, IPPROTO_TCP},
+    inet::{ExtensionFlags, InetRequest, SocketId, StateFlags},
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
+use nix::sys::{
+    socket::{setsockopt, sockopt::ReceiveTimeout},
+    time::{TimeVal, TimeValLike as _},
+};
+use thiserror::Error;
+
+/// The kernel answers at once; a part of its answer that takes this many seconds does not come.
+const PATIENCE: i64 = 5;
+
+/// The most that the kernel puts into one part of its answer (`NLMSG_GOODSIZE` and the like).
+const PART: usize = 64 << 10;
+
+/// The kernel did not list its connections.
+#[derive(Debug, Error)]
+pub enum SocketsError {
+    /// The netlink socket failed.
+    #[error("cannot list TCP connections over netlink: {0}")]
+    Netlink(#[from] io::Error),
+    /// The kernel's answer makes no sense.
+    #[error("cannot read the kernel's list of TCP connections: {0}")]
+    Answer(#[from] DecodeError),
+}
+
+/// The other ends of all established TCP connections in this network namespace, but for loopback.
+///
+/// # Errors
+/// [`SocketsError`] if netlink does not answer, or not in its own terms.
+pub async fn peers() -> Result<HashSet<Source>, SocketsError> {
+    // A busy host has a million of them.
+    let listing = tokio::task::spawn_blocking(list_all).await;
+    listing.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
+}
+
+fn list_all() -> Result<HashSet<Source>, SocketsError> {
+    let mut peers = HashSet::new();
+    for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+        list(family, any, &mut |id| peers.extend(peer(&id)))?;
+    }
+    Ok(peers)
+}
+
+fn peer(id: &SocketId) -> Option<Source> {
+    let address = id.destination_address.to_canonical();
+    if address.is_loopback() {
+        return None;
+    }
+    Some(match address {
+        IpAddr::V4(address) => Source::ipv4(address.into()),
+        IpAddr::V6(address) => {
+            let [high, low] = halves(address);
+            Source::peer(high, low)
+        }
+    })
+}
+
+fn halves(address: Ipv6Addr) -> [u64; 2] {
+    let octets = address.octets();
+    let half = |at: usize| octets[at..at + 8].iter().fold(0, |half, it| half << 8 | u64::from(*it));
+    [half(0), half(8)]
+}
+
+/// Calls `found` for each established TCP socket of a family.
+fn list(family: u8, any: SocketId, found: &mut dyn FnMut(SocketId)) -> Result<(), SocketsError> {
+    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(PATIENCE)).map_err(io::Error::from)?;
+    socket.bind_auto()?;
+    socket.connect(&SocketAddr::new(0, 0))?;
+    socket.send(&request(family, any), 0)?;
+    let mut part = vec![0; PART];
+    loop {
+        let length = socket.recv(&mut &mut part[..], 0)?;
+        let mut rest = part.get(..length).unwrap_or_default();
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest)?;
+            match message.payload {
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(it)) => {
+                    found(it.header.socket_id);
+                }
+                NetlinkPayload::Done(_) => return Ok(()),
+                NetlinkPayload::Error(error) => return Err(error.to_io().into()),
+                _ => {}
+            }
+            let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
+            // Each message begins at a multiple of four bytes.
+            rest = rest.get(length.next_multiple_of(4).max(4)..).unwrap_or_default();
+        }
+    }
+}
+
+fn request(family: u8, any: SocketId) -> Vec<u8> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let request = SockDiagMessage::InetRequest(InetRequest {
+        family,
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::ESTABLISHED,
+        socket_id: any,
+    });
+    let mut message = NetlinkMessage::new(header, request.into());
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn of(address: &str) -> Option<Source> {
+        let destination_address = address.parse().expect("is an address");
+        peer(&SocketId { destination_address, ..SocketId::new_v4() })
+    }
+
+    #[test]
+    fn peers_are_sources() {
+        assert_eq!(of("192.0.2.1"), Some(Source::ipv4(0xc000_0201)));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_eq!(of("2001:db8::1"), Some(Source::ipv6(0x2001_0db8 << 32, 1)));
+        for loopback in ["127.0.0.9", "::1", "::ffff:127.0.0.1"] {
+            assert_eq!(of(loopback), None, "{loopback}");
+        }
+    }
+
+    /// The kernel's own list has a connection of ours, by its ports, while it lasts.
+    #[test]
+    fn an_open_connection_is_listed() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
+        let address = listener.local_addr().expect("is bound");
+        let is_listed = || {
+            let mut is_listed = false;
+            let mut look = |id: SocketId| is_listed |= id.destination_port == address.port();
+            list(AF_INET, SocketId::new_v4(), &mut look).expect("is answered");
+            is_listed
+        };
+        assert!(!is_listed());
+        let _connection = TcpStream::connect(address).expect("connects");
+        assert!(is_listed());
+        list_all().expect("both families are answered");
+    }
+}
