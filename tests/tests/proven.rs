@@ -36,8 +36,7 @@ name = "tcp"
 match = { protocol = "tcp" }
 packets = { rate = "10000/s", burst = 10000 }
 [[class]]
-name = "echo"
-match = { protocol = "udp" }
+name = "rest"
 packets = { rate = "1000/s", burst = 1000 }
 unproven = { rate = "10/s", burst = 10 }
 "#;
