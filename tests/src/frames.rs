@@ -42,11 +42,20 @@ pub fn udp(path: &Path, payload: usize) -> Vec<u8> {
 /// If the families differ.
 #[must_use]
 pub fn tcp_syn(path: &Path) -> Vec<u8> {
+    tcp_syn_with(path, &[])
+}
+
+/// The same with data, as TCP Fast Open (RFC 7413) has it.
+///
+/// # Panics
+/// If the families differ or the payload does not fit a segment.
+#[must_use]
+pub fn tcp_syn_with(path: &Path, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
     ip(path)
         .tcp(path.source.port(), path.destination.port(), 1, 64240)
         .syn()
-        .write(&mut frame, &[])
+        .write(&mut frame, payload)
         .expect("a Vec takes everything");
     frame
 }

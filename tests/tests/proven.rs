@@ -46,6 +46,9 @@ const PACE: Pace = Pace { rate: 100, duration: Duration::from_secs(1) };
 /// little for a machine that is slow.
 const MOST: u32 = 25;
 
+/// The kernel's counter of connections opened at the SYN.
+const FAST_OPEN: &str = "TcpExtTCPFastOpenPassive";
+
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two clients of a guarded server, and none of the three knows anything of another yet.
@@ -207,11 +210,13 @@ fn an_older_connection_proves_an_ipv6_network() -> Result<()> {
     an_older_connection_proves(&Stage::new("2001:db8:4::1", "2001:db8:4:1::2", "2001:db8:4:2::3")?)
 }
 
-/// A forged address can ask for a connection, and never completes one.
-#[test]
-fn a_flood_of_syns_proves_nobody() -> Result<()> {
-    let stage = Stage::new("198.18.5.1", "198.18.5.2", "198.18.5.3")?;
-    let forged: IpAddr = "198.18.5.4".parse()?;
+/// Floods the stage's port 80 with `syn` of a forged address, and expects nothing to be proven.
+fn syns_prove_nothing(
+    stage: &Stage,
+    forged: &str,
+    syn: impl Fn(&frames::Path) -> Vec<u8>,
+) -> Result<()> {
+    let forged: IpAddr = forged.parse()?;
     let (_listener, address) = stage.listener()?;
     let agent = Agent::start(&stage.edge.netns, CONFIG)?;
     // So that the answers go where an owner of the address would be.
@@ -222,17 +227,39 @@ fn a_flood_of_syns_proves_nobody() -> Result<()> {
         source: SocketAddr::new(forged, 4000),
         destination: address,
     };
-    let flood = Flood::new(frames::tcp_syn(&path), 1_000.0, Duration::from_secs(1));
+    let flood = Flood::new(syn(&path), 1_000.0, Duration::from_secs(1));
     let sent = Generator::new(&stage.clients)?.flood(&flood)?;
     assert!(sent.arrived() > 100, "{sent:?}");
-    let sockets = stage.edge.netns.command("cat").arg("/proc/net/tcp").output()?;
+    let sockets = stage.edge.netns.command("ss").args(["-Htn", "state", "syn-recv"]).output()?;
     let sockets = String::from_utf8(sockets.stdout)?;
-    assert!(sockets.contains(" 03 "), "no SYN was taken:\n{sockets}");
+    assert!(sockets.contains("198.18."), "no SYN was taken: {sockets}");
 
     stage.clients.add_address(&format!("{forged}/24"))?;
     let answered = stage.answered(forged)?;
     assert!((1..=MOST).contains(&answered), "{answered} answered after forged SYNs");
     agent.terminate()?;
+    Ok(())
+}
+
+/// A forged address can ask for a connection, and never completes one.
+#[test]
+fn a_flood_of_syns_proves_nobody() -> Result<()> {
+    let stage = Stage::new("198.18.5.1", "198.18.5.2", "198.18.5.3")?;
+    syns_prove_nothing(&stage, "198.18.5.4", frames::tcp_syn)
+}
+
+/// With TCP Fast Open without cookies the kernel opens the connection at the SYN, and says so.
+#[test]
+fn a_flood_of_syns_that_open_fast_proves_nobody() -> Result<()> {
+    let stage = Stage::new("198.18.7.1", "198.18.7.2", "198.18.7.3")?;
+    // For servers (2), without a cookie (0x200), for all listeners (0x400).
+    stage.edge.netns.set_sysctl("net/ipv4/tcp_fastopen", "1538")?;
+    let syn = |path: &frames::Path| frames::tcp_syn_with(path, b"at once");
+    syns_prove_nothing(&stage, "198.18.7.4", syn)?;
+    let counters = stage.edge.netns.command("nstat").args(["-asz", FAST_OPEN]).output()?;
+    let counters = String::from_utf8(counters.stdout)?;
+    let opened = counters.lines().find(|line| line.starts_with(FAST_OPEN));
+    assert!(opened.is_some_and(|line| !line.contains(" 0 ")), "nothing opened fast: {counters}");
     Ok(())
 }
 

@@ -119,11 +119,8 @@ mod tests {
 
     #[test]
     fn a_host_without_it_has_none() {
-        let without: String = HYBRID
-            .lines()
-            .filter(|line| !line.contains("a\\040b"))
-            .map(|it| format!("{it}\n"))
-            .collect();
+        let without: Vec<_> = HYBRID.lines().take(3).collect();
+        let without = without.join("\n");
         assert_eq!(root(&without), None);
         assert_eq!(root(""), None);
         assert!(HandshakesError::NoCgroup.to_string().contains("fix: mount -t cgroup2"));

@@ -90,6 +90,7 @@ fn list(family: u8, any: SocketId, found: &mut dyn FnMut(SocketId)) -> Result<()
         let mut rest = part.get(..length).unwrap_or_default();
         while !rest.is_empty() {
             let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest)?;
+            #[expect(clippy::wildcard_enum_match_arm, reason = "the enum is non-exhaustive")]
             match message.payload {
                 NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(it)) => {
                     found(it.header.socket_id);
