@@ -1,4 +1,5 @@
-//! Sources that have completed a TCP handshake are told from those that only claim an address.
+//! Sources that have completed a TCP handshake are told from those that only claim an address, as
+//! also the host's own is claimed by nobody else.
 //!
 //! The program hears of the handshakes of the whole host, so each test has addresses of its own.
 
@@ -284,5 +285,33 @@ fn without_cgroup_v2_the_agent_goes_on_and_says_so() -> Result<()> {
     assert!((1..=MOST).contains(&answered), "{answered} answered");
     let log = agent.terminate()?;
     assert_eq!(log.matches("handshakes prove nobody").count(), 1, "{log}");
+    Ok(())
+}
+
+/// The agent follows the host's addresses while it runs: what claims to come from one is forged.
+#[test]
+fn a_new_address_of_the_host_is_nobody_elses() -> Result<()> {
+    let stage = Stage::new("198.18.8.1", "198.18.8.2", "198.18.8.3")?;
+    let agent = Agent::start(&stage.edge.netns, CONFIG)?;
+    stage.edge.add_address("198.18.8.9/24")?;
+    let path = frames::Path {
+        source_mac: stage.clients.mac,
+        destination_mac: stage.edge.mac,
+        source: "198.18.8.9:4000".parse()?,
+        destination: SocketAddr::new(stage.server, 7),
+    };
+    let flood = Flood::new(frames::udp(&path, 18), 10.0, Duration::from_secs(1));
+    let mut generator = Generator::new(&stage.clients)?;
+    let give_up = Instant::now() + 4 * PATIENCE;
+    loop {
+        // Longer than between two looks of the agent.
+        thread::sleep(Duration::from_secs(12));
+        generator.flood(&flood.clone().frames(1))?;
+        if agent.metrics()?.sum("limiter_packets_total", &[("reason", "martian")]) > 0.5 {
+            break;
+        }
+        assert!(Instant::now() < give_up, "{}", agent.log());
+    }
+    agent.terminate()?;
     Ok(())
 }
