@@ -2,12 +2,16 @@
 
 use limiter_common::abi::{
     BucketState, Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_INTERFACES,
-    Policy, PrefixKey, Settings,
+    OwnAddress, Policy, PrefixKey, Settings,
 };
 use limiter_common::units::Limits;
 
 use crate::plan::MapSizes;
 
+/// Entries of the map of own addresses, and what each takes with what the kernel keeps beside it
+/// (`struct htab_elem`, `struct bucket`), in bytes.
+const OWN: u32 = 4096;
+const OWN_ENTRY: usize = size_of::<OwnAddress>() + 8 + 48 + 16;
 /// What the kernel keeps beside the key of a trie entry (`struct lpm_trie_node`) and its prefix
 /// length, in bytes.
 const TRIE_ENTRY: usize = 40;
@@ -31,6 +35,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         bytes(2 * size_of::<Settings>()),
         bytes(MAX_INTERFACES * size_of::<BucketState>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
+        array(OWN, OWN_ENTRY),
     ];
     parts.into_iter().fold(0, u64::saturating_add)
 }
