@@ -339,3 +339,6 @@ pub const fn is_ahead(tat: Tick, now: Tick) -> bool {
     let ahead = tat.since(now);
     ahead > 0 && ahead.cast_unsigned() <= MAX_TOLERANCE + Tick::PER_SECOND
 }
+
+#[cfg(test)]
+mod tests;
