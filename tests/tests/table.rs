@@ -159,7 +159,7 @@ fn v6(number: u32) -> IpAddr {
 fn a_million(is_proven: bool) -> Result<()> {
     const SOURCES: u32 = 1_000_000;
     // What the host's model of the table shows (limiter-common/src/table/tests.rs).
-    const OVERFLOW: [(Family, u64); 2] = [(Family::Ipv4, 5_000), (Family::Ipv6, 10_000)];
+    const OVERFLOW: [(Family, u64); 2] = [(Family::Ipv4, 1_000), (Family::Ipv6, 2_000)];
     let table = Table::load(&config(SOURCES, 10, AMPLE, ""))?;
     if is_proven {
         table.prove((0..SOURCES).map(v4))?;
