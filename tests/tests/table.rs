@@ -194,7 +194,7 @@ fn a_million_proven_sources_are_tracked() -> Result<()> {
     a_million(true)
 }
 
-/// Where all slots belong to proven sources that are at work, whoever comes is counted as table_full
+/// Where all slots belong to proven sources that are at work, whoever comes is counted as `table_full`
 /// and costs the budget for new sources with each packet: there is nothing to be had for free.
 #[test]
 fn a_full_table_costs_the_budget() -> Result<()> {
@@ -223,7 +223,7 @@ fn a_full_table_costs_the_budget() -> Result<()> {
     Ok(())
 }
 
-/// A stranger that finds only proven sources at work is counted as table_full each time, and pays.
+/// A stranger that finds only proven sources at work is counted as `table_full` each time, and pays.
 #[test]
 fn a_stranger_displaces_no_proven_source() -> Result<()> {
     const SOURCES: u32 = 20_000;
