@@ -137,6 +137,36 @@ fn seconds(sent: &Sent) -> f64 {
     sent.elapsed().as_secs_f64()
 }
 
+/// a. 16 million forged sources of either family, under the shipped configuration: they get what the
+/// budget for new sources of their class lets in, and a client that was seen before loses nothing.
+#[test]
+fn forged_sources_take_nothing_from_a_client_seen_before() -> Result<()> {
+    let mut stage = Stage::with(&shipped())?;
+    let v4 =
+        Sources::Ipv4 { first: Ipv4Addr::new(10, 0, 0, 0), count: 1 << 24, order: Order::Random };
+    let first = Ipv6Addr::new(0x2a00, 0, 0, 0, 0, 0, 0, 1);
+    let v6 = Sources::Ipv6 { first, prefixes: 1 << 24, per_prefix: 1, order: Order::Random };
+    for (from, forged) in [(IpAddr::from(CLIENT), v4), (CLIENT_V6.into(), v6)] {
+        stage.honest(from, 100, 200)?.join()?;
+        let honest = stage.honest(from, 200, 5_000)?;
+        let (sent, counted) = stage.flood(forged, 80_000.0, 6)?;
+        let goodput = honest.join()?;
+        let created = counted.created();
+        // The first flood leaves nothing of the burst to the second, or next to nothing.
+        let most = 60_000.0 + 5_000.0 * seconds(&sent);
+        say(&format!(
+            "16 M forged sources beside {from}: {created} of {} let in; client {}/{}",
+            arrived(&sent),
+            goodput.answered,
+            goodput.sent
+        ))?;
+        assert!(created <= 1.01 * most, "{created} let in, at most {most:.0} predicted; {sent:?}");
+        assert!(arrived(&sent) > 3.0 * most, "{sent:?}");
+        assert_eq!(goodput.answered, goodput.sent, "{from}");
+    }
+    Ok(())
+}
+
 /// c. 20,000 real sources, each at a fifth of its own limit and all together at four times the sum
 /// of their class: the sum holds, over two CPUs.
 #[test]
@@ -241,7 +271,8 @@ fn the_slowest_class_does_not_pin_the_table() -> Result<()> {
 }
 
 /// f. Neighbours in the same /24 and the same /48, far over all limits, take nothing from an honest
-/// source that keeps below half of its burst.
+/// source that keeps below half of its burst. (They are many more than the ceilings allow for, and what
+/// they send within half of their bursts is theirs: the rate of each.)
 #[test]
 fn neighbours_take_nothing_from_an_honest_source() -> Result<()> {
     let classes = r#"
