@@ -474,6 +474,9 @@ fn charge<E: Env>(
         if bucket::is_past_half(&cell, moment.now(), cost, tolerance)
             && !pass_ceilings(arrival, moment.now(), env)
         {
+            // It pays all the same: else it would soon be below half again, and all together would have
+            // their full rates in spite of the ceiling.
+            bucket::charge(&cell, moment.now(), cost, tolerance);
             return Reason::Ceiling;
         }
         bucket::charge(&cell, moment.now(), cost, tolerance);
