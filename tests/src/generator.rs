@@ -33,10 +33,12 @@ use nix::{
 };
 
 use crate::netns::Interface;
-use shared::{FAMILY_IPV4, FAMILY_IPV6, FRACTION_BITS, MAX_SOURCE_OFFSET, Plan, Progress, Seen};
+use shared::{FAMILY_IPV4, FAMILY_IPV6, FRACTION_BITS, Plan, Progress, Seen};
+use template::Template;
 
 #[path = "../ebpf/src/shared.rs"]
 mod shared;
+mod template;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_GENERATOR_OBJECT"));
 
@@ -71,7 +73,8 @@ pub struct Flood {
     pub template: Vec<u8>,
     /// Source addresses that replace the template's.
     pub sources: Sources,
-    /// Frames per second, all CPUs together.
+    /// Frames per second, all CPUs together. Infinity is as fast as possible; times are then exact to
+    /// 64 frames.
     pub rate: f64,
     /// Time from the first moment a frame may leave to the last.
     pub duration: Duration,
@@ -84,6 +87,32 @@ pub struct Flood {
     pub catch_up: Duration,
     /// Ends the flood before its time once it is set.
     pub stop: Option<Arc<AtomicBool>>,
+    /// Honest frames among the others.
+    pub honest: Option<Honest>,
+}
+
+/// Honest frames in the stream of a flood, so that they meet the same ring at the same fill as its own.
+///
+/// The template is the first honest source's frame. Of the other sources, the IPv4 address is one
+/// higher each, the IPv6 /64 one higher and the upper 16 bits of the rest one lower each: UDP over IPv6
+/// has a checksum that must hold, and this leaves it as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Honest {
+    /// Every so manieth frame is an honest one, the first included.
+    pub every: u32,
+    /// Honest sources, which take turns.
+    pub sources: u32,
+    /// Destination port of the flood's own frames.
+    pub flood_port: u16,
+}
+
+impl Honest {
+    /// How many of `frames` in all come from honest source number `source`, if one CPU sent them.
+    #[must_use]
+    pub fn sent_by(self, source: u32, frames: u64) -> u64 {
+        let honest = frames.div_ceil(u64::from(self.every));
+        honest.saturating_sub(u64::from(source)).div_ceil(u64::from(self.sources))
+    }
 }
 
 impl Flood {
@@ -99,6 +128,7 @@ impl Flood {
             cpus: vec![0],
             catch_up: Duration::from_millis(100),
             stop: None,
+            honest: None,
         }
     }
 
@@ -466,7 +496,7 @@ fn plan(flood: &Flood) -> Result<Plan> {
     let lanes = u32::try_from(flood.cpus.len())?;
     let interval = f64::from(lanes) * 1e9 / flood.rate;
     ensure!(
-        (1.0..1e12).contains(&interval),
+        interval == 0.0 || (1.0..1e12).contains(&interval),
         "a rate of {} frames per second cannot be kept",
         flood.rate
     );
@@ -488,7 +518,21 @@ fn plan(flood: &Flood) -> Result<Plan> {
         source_offset: template.source_offset,
         checksum_base: template.checksum_base,
         random: 0,
+        honest_every: 0,
+        honest_count: 0,
+        honest_high: 0,
+        honest_low: 0,
+        honest_port: 0,
+        flood_port: 0,
     };
+    if let Some(honest) = flood.honest {
+        ensure!(flood.sources != Sources::Template, "beside honest sources there are others");
+        plan.honest_every = u64::from(honest.every);
+        plan.honest_count = u64::from(honest.sources);
+        [plan.honest_high, plan.honest_low] = template.source;
+        plan.honest_port = u32::from(template.port);
+        plan.flood_port = u32::from(honest.flood_port);
+    }
     let (family, order) = match flood.sources {
         Sources::Template => return Ok(plan),
         Sources::Ipv4 { first, count, order } => {
@@ -516,51 +560,6 @@ fn halves(address: Ipv6Addr) -> [u64; 2] {
     let bits = address.to_bits();
     [bits >> 64, bits & u128::from(u64::MAX)]
         .map(|half| u64::try_from(half).expect("shifted or masked to 64 bits"))
-}
-
-/// Where a frame carries its source.
-struct Template {
-    family: u32,
-    source_offset: u32,
-    checksum_base: u32,
-}
-
-impl Template {
-    fn parse(frame: &[u8]) -> Result<Self> {
-        let word = |offset: usize| {
-            let bytes = frame.get(offset..offset + 2).context("the template is too short")?;
-            Ok::<_, anyhow::Error>(u16::from_be_bytes([bytes[0], bytes[1]]))
-        };
-        let mut ethertype = 12;
-        while matches!(word(ethertype)?, 0x8100 | 0x88a8) {
-            ethertype += 4;
-        }
-        let header = ethertype + 2;
-        let template = match word(ethertype)? {
-            0x0800 => {
-                let words = usize::from(word(header)? >> 8 & 0xf) * 2;
-                let mut sum = 0;
-                // The checksum and the source are words 5 to 7 (RFC 791 §3.1).
-                for index in (0..words).filter(|index| !(5..8).contains(index)) {
-                    sum += u32::from(word(header + 2 * index)?);
-                }
-                sum = (sum >> 16) + (sum & 0xffff);
-                Self {
-                    family: FAMILY_IPV4,
-                    source_offset: u32::try_from(header + 12)?,
-                    checksum_base: sum,
-                }
-            }
-            0x86dd => Self {
-                family: FAMILY_IPV6,
-                source_offset: u32::try_from(header + 8)?,
-                checksum_base: 0,
-            },
-            _ => Self { family: 0, source_offset: 0, checksum_base: 0 },
-        };
-        ensure!(template.source_offset <= MAX_SOURCE_OFFSET, "too many VLAN tags in the template");
-        Ok(template)
-    }
 }
 
 fn repeats(duration: Duration) -> u32 {

@@ -12,8 +12,11 @@ use xtask::{
 /// Every BPF instruction has this size in bytes; a 64-bit immediate load counts as two.
 const INSTRUCTION_SIZE: u64 = 8;
 
-const OBJECTS: &[(&str, &str)] =
-    &[("limiter-ebpf", "limiter"), ("limiter-tests-ebpf", "generator")];
+const OBJECTS: &[(&str, &str)] = &[
+    ("limiter-ebpf", "limiter"),
+    ("limiter-tests-ebpf", "generator"),
+    ("limiter-tests-ebpf", "bench"),
+];
 
 /// Builds the eBPF objects and prints their functions' sizes.
 ///

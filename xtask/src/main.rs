@@ -1,6 +1,7 @@
 //! The `cargo xtask` commands; `cargo xtask help` lists them.
 
 mod asm;
+mod bench;
 mod run;
 mod setup;
 mod shell;
@@ -34,6 +35,8 @@ enum Task {
         #[arg(long)]
         bless: bool,
     },
+    /// Measure costs, floods and limits against floors and peers (root; alone on the machine)
+    Bench(bench::Options),
     /// Print how many instructions each eBPF function has
     Asm,
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Task::Run(options) => run::run(&options),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Tidy { bless } => tidy::run(bless),
+        Task::Bench(options) => bench::run(&options),
         Task::Asm => asm::run(),
     };
     match result {

@@ -1,6 +1,6 @@
 //! `cargo xtask run`: the playground, or the agent on a real interface.
 
-use std::{env, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
+use std::{os::unix::process::CommandExt as _, process::Command};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Mode::Enforce => "enforce",
             Mode::Bypass => "bypass",
         };
-        let mut agent = Command::new(target_dir()?.join("release/limiter-agent"));
+        let mut agent = Command::new(shell::target_dir()?.join("release/limiter-agent"));
         agent.args(["run", "--config", "deploy/limiter.toml"]).args([
             "--interface",
             interface,
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         agent
     } else {
-        let mut playground = Command::new(target_dir()?.join("debug/playground"));
+        let mut playground = Command::new(shell::target_dir()?.join("debug/playground"));
         playground.args(options.once.then_some("--once"));
         playground
     };
@@ -86,11 +86,4 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // In place of this process, so that signals need no forwarding.
     let error = program.exec();
     Err(error).with_context(|| format!("cannot run `{}`", shell::line(&program)))
-}
-
-/// Where cargo puts what it builds: two levels above this binary.
-fn target_dir() -> Result<PathBuf> {
-    let this = env::current_exe().context("cannot tell where xtask's binary is")?;
-    let target_dir = this.ancestors().nth(2).context("xtask's binary is in no target directory")?;
-    Ok(target_dir.to_owned())
 }

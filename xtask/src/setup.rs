@@ -5,7 +5,9 @@
 
 use std::{
     cell::Cell,
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -32,6 +34,10 @@ const TEST_TOOLS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("modprobe", "kmod"),
 ];
+
+/// What the benchmark compares with, likewise.
+const PEERS: &[(&str, &str)] =
+    &[("nft", "nftables"), ("iptables", "iptables"), ("xdp-filter", "xdp-tools")];
 
 /// Kernels to test on in a VM, by the package that always depends on the current point release (old
 /// ones vanish from the mirrors).
@@ -68,6 +74,33 @@ pub(crate) fn running() -> Result<()> {
     setup.build()?;
     mount_bpffs()?;
     setup.packages(&[("ip", "iproute2")])
+}
+
+/// What the benchmark needs. A peer that cannot be had is left out of the comparison.
+///
+/// # Errors
+/// As for [`everything`], but for the peers.
+pub(crate) fn benchmarking() -> Result<()> {
+    running()?;
+    let setup = Setup::default();
+    setup.packages(&[("ethtool", "ethtool")])?;
+    for peer in PEERS {
+        if let Err(error) = setup.packages(&[*peer]) {
+            eprintln!("note: the benchmark goes without {}: {error:#}", peer.0);
+        }
+    }
+    Ok(())
+}
+
+/// `PATH` with where administrators' programs and those of set-up are.
+///
+/// # Errors
+/// When a directory cannot be part of it.
+pub(crate) fn path_with_tools() -> Result<OsString> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let administrators = ["/usr/sbin".into(), "/sbin".into()];
+    let all = env::split_paths(&path).chain(administrators).chain([tools_dir()]);
+    env::join_paths(all).context("PATH cannot be extended")
 }
 
 /// Where set-up puts programs that are taken out of a package without installing it.

@@ -1,10 +1,11 @@
 //! Running other programs.
 
 use std::{
+    env,
     ffi::OsStr,
     fs,
     os::unix::fs::MetadataExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -13,7 +14,7 @@ use xtask::workspace_root;
 
 /// `cargo` in the workspace's root: the one that runs this.
 pub(crate) fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
     command.current_dir(workspace_root());
     command
 }
@@ -65,4 +66,14 @@ pub(crate) fn line(command: &Command) -> String {
 /// Whether this process runs as root.
 pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Where cargo puts what it builds: two levels above this binary.
+///
+/// # Errors
+/// When this binary was moved elsewhere.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let this = env::current_exe().context("cannot tell where xtask's binary is")?;
+    let target_dir = this.ancestors().nth(2).context("xtask's binary is in no target directory")?;
+    Ok(target_dir.to_owned())
 }

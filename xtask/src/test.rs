@@ -1,7 +1,6 @@
 //! `cargo xtask test`: every test there is, and a summary that hides nothing.
 
 use std::{
-    env,
     io::{BufRead as _, BufReader},
     process::{Command, Stdio},
     time::Instant,
@@ -29,7 +28,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     system
         .args(["test", "--no-fail-fast", "--package", "limiter-tests", "--", "--test-threads=1"])
         .args(filter)
-        .env("PATH", path_with_tools()?);
+        .env("PATH", setup::path_with_tools()?);
 
     let mut summary = Summary::default();
     for command in [&mut host, &mut system] {
@@ -117,13 +116,6 @@ fn stream(command: &mut Command, summary: &mut Summary) -> Result<bool> {
         summary.read(&line);
     }
     Ok(child.wait().context("cannot wait for the tests")?.success())
-}
-
-fn path_with_tools() -> Result<std::ffi::OsString> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let administrators = ["/usr/sbin".into(), "/sbin".into()];
-    let all = env::split_paths(&path).chain(administrators).chain([setup::tools_dir()]);
-    env::join_paths(all).context("PATH cannot be extended")
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 //! live frames, and counters to attach where its frames arrive.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
+
+use core::arch::asm;
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX},
@@ -11,11 +14,16 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 
-use crate::shared::{
-    FAMILY_IPV4, FAMILY_IPV6, FRACTION_BITS, MAX_SOURCE_OFFSET, Plan, Progress, Seen,
+use crate::{
+    mix::mix,
+    shared::{FAMILY_IPV4, FAMILY_IPV6, FRACTION_BITS, MAX_SOURCE_OFFSET, Plan, Progress, Seen},
 };
 
+mod mix;
 mod shared;
+
+/// How often a flood without a pace looks at the clock.
+const FRAMES_PER_LOOK: u64 = 64;
 
 #[btf_map]
 static PLAN: Array<Plan, 1> = Array::new();
@@ -60,8 +68,13 @@ fn send(ctx: &XdpContext) -> Option<()> {
     if progress.left == 0 {
         return None;
     }
-    // SAFETY: the helper takes no arguments and may be called from any program.
-    let now = unsafe { bpf_ktime_get_ns() };
+    // Without a pace, the clock is only for the deadline, and would be most of a frame's cost.
+    let now = if plan.interval == 0 && progress.sent % FRAMES_PER_LOOK != 0 {
+        progress.last
+    } else {
+        // SAFETY: the helper takes no arguments and may be called from any program.
+        unsafe { bpf_ktime_get_ns() }
+    };
     if now >= plan.deadline {
         progress.left = 0;
         return None;
@@ -73,11 +86,31 @@ fn send(ctx: &XdpContext) -> Option<()> {
     }
 
     let frame = progress.sent * plan.lanes + progress.lane;
-    let source = if plan.random == 0 { frame } else { mix(frame) } % plan.count.max(1);
+    let is_honest = plan.honest_every != 0 && frame % plan.honest_every == 0;
+    let (base_high, base_low, source) = if is_honest {
+        let source = frame / plan.honest_every % plan.honest_count.max(1);
+        (plan.honest_high, plan.honest_low, source)
+    } else {
+        let source = if plan.random == 0 { frame } else { mix(frame) } % plan.count.max(1);
+        (plan.base_high, plan.base_low, source)
+    };
     match plan.family {
-        FAMILY_IPV4 => write_ipv4(ctx, plan, source)?,
-        FAMILY_IPV6 => write_ipv6(ctx, plan, source)?,
+        FAMILY_IPV4 => write_ipv4(ctx, plan, base_low + source)?,
+        FAMILY_IPV6 if is_honest => {
+            write_ipv6(ctx, plan, base_high + source, base_low.wrapping_sub(source << 48))?;
+        }
+        FAMILY_IPV6 => {
+            let per_prefix = plan.per_prefix.max(1);
+            let (high, low) = (base_high + source / per_prefix, base_low + source % per_prefix);
+            write_ipv6(ctx, plan, high, low)?;
+        }
         _ => {}
+    }
+    if plan.honest_every != 0 {
+        // The port is the second word behind the header, which ends behind the destination.
+        let to_port = if plan.family == FAMILY_IPV4 { 4 + 4 + 2 } else { 16 + 16 + 2 };
+        let port = if is_honest { plan.honest_port } else { plan.flood_port };
+        write(ctx, plan.source_offset + to_port, u16::try_from(port).ok()?.to_be_bytes())?;
     }
 
     progress.due += plan.interval;
@@ -95,8 +128,8 @@ fn send(ctx: &XdpContext) -> Option<()> {
 /// Writes the source and the whole checksum, not a difference: a frame comes back from the page
 /// pool as its last user left it.
 #[inline(always)]
-fn write_ipv4(ctx: &XdpContext, plan: &Plan, source: u64) -> Option<()> {
-    let address = u32::try_from((plan.base_low + source) & 0xffff_ffff).ok()?;
+fn write_ipv4(ctx: &XdpContext, plan: &Plan, address: u64) -> Option<()> {
+    let address = u32::try_from(address & 0xffff_ffff).ok()?;
     let mut sum = plan.checksum_base + (address >> 16) + (address & 0xffff);
     sum = (sum >> 16) + (sum & 0xffff);
     sum = (sum >> 16) + (sum & 0xffff);
@@ -108,20 +141,22 @@ fn write_ipv4(ctx: &XdpContext, plan: &Plan, source: u64) -> Option<()> {
 }
 
 #[inline(always)]
-fn write_ipv6(ctx: &XdpContext, plan: &Plan, source: u64) -> Option<()> {
-    let per_prefix = plan.per_prefix.max(1);
-    let high = plan.base_high + source / per_prefix;
-    let low = plan.base_low + source % per_prefix;
+fn write_ipv6(ctx: &XdpContext, plan: &Plan, high: u64, low: u64) -> Option<()> {
     write(ctx, plan.source_offset, high.to_be_bytes())?;
     write(ctx, plan.source_offset + 8, low.to_be_bytes())
 }
 
 #[inline(always)]
 fn write<const N: usize>(ctx: &XdpContext, offset: u32, bytes: [u8; N]) -> Option<()> {
-    if offset > MAX_SOURCE_OFFSET + 8 {
+    // As far as the port behind an IPv6 header.
+    if offset > MAX_SOURCE_OFFSET + 34 {
         return None;
     }
-    let target = ctx.data() + usize::try_from(offset).ok()?;
+    let mut offset = usize::try_from(offset).ok()?;
+    // SAFETY: register arithmetic only. It says the bound once more: kernel 6.1 loses it when the
+    // comparison is made on another register.
+    unsafe { asm!("{o} &= 127", o = inout(reg) offset) };
+    let target = ctx.data() + offset;
     if target + N > ctx.data_end() {
         return None;
     }
@@ -129,16 +164,6 @@ fn write<const N: usize>(ctx: &XdpContext, offset: u32, bytes: [u8; N]) -> Optio
     // may write to; an array of bytes has no alignment.
     unsafe { (target as *mut [u8; N]).write(bytes) };
     Some(())
-}
-
-/// SplitMix64's output function (Steele, Lea, Flood: "Fast splittable pseudorandom number
-/// generators", 2014): a permutation, so that no source comes more often than chance has it.
-#[inline(always)]
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Counts UDP: besides, the ends of a cable announce their multicast groups now and then.

@@ -22,7 +22,7 @@ pub(crate) struct Plan {
     pub(crate) start: u64,
     /// No frame leaves at or after.
     pub(crate) deadline: u64,
-    /// Between two frames of one CPU, in units of 2^-[`FRACTION_BITS`] ns.
+    /// Between two frames of one CPU, in units of 2^-[`FRACTION_BITS`] ns; 0 for no pace.
     pub(crate) interval: u64,
     /// A CPU that fell behind by more than this forgets the rest, in the units of `interval`.
     pub(crate) catch_up: u64,
@@ -44,6 +44,19 @@ pub(crate) struct Plan {
     pub(crate) checksum_base: u32,
     /// 1: a pseudo-random source for each frame; 0: one after the other.
     pub(crate) random: u32,
+    /// Every so manieth frame is an honest one, of the sources below; 0: none is.
+    pub(crate) honest_every: u64,
+    /// How many honest sources there are, which take turns.
+    pub(crate) honest_count: u64,
+    /// The first honest source, as `base_high`. The next ones are one higher each.
+    pub(crate) honest_high: u64,
+    /// As `base_low`. IPv4: the next ones are one higher each; IPv6: their upper 16 bits are one lower
+    /// each, which leaves the sum of the address and so all checksums as they are.
+    pub(crate) honest_low: u64,
+    /// Destination port of honest frames.
+    pub(crate) honest_port: u32,
+    /// Destination port of all others, where some are honest.
+    pub(crate) flood_port: u32,
 }
 
 /// One CPU's part of a flood.
