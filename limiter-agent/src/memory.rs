@@ -2,12 +2,19 @@
 
 use limiter_common::abi::{
     BucketState, Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_INTERFACES,
-    Policy, PrefixKey, Settings,
+    OwnAddress, Policy, PrefixKey, Settings,
 };
 use limiter_common::units::Limits;
 
+use thiserror::Error;
+
+use crate::config::TableSizes;
 use crate::plan::MapSizes;
 
+/// Entries of the map of own addresses, and what each takes with what the kernel keeps beside it
+/// (`struct htab_elem`, `struct bucket`), in bytes.
+const OWN: u32 = 4096;
+const OWN_ENTRY: usize = size_of::<OwnAddress>() + 8 + 48 + 16;
 /// What the kernel keeps beside the key of a trie entry (`struct lpm_trie_node`) and its prefix
 /// length, in bytes.
 const TRIE_ENTRY: usize = 40;
@@ -31,8 +38,77 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         bytes(2 * size_of::<Settings>()),
         bytes(MAX_INTERFACES * size_of::<BucketState>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
+        array(OWN, OWN_ENTRY),
     ];
     parts.into_iter().fold(0, u64::saturating_add)
+}
+
+/// Checks that maps of these sizes fit into `available` bytes, before the kernel is asked for them:
+/// it would refuse the one that happens to come last, or end a process to make room.
+///
+/// # Errors
+/// [`TooLarge`] says which size would fit.
+pub fn check_memory(sizes: &MapSizes, available: u64) -> Result<(), TooLarge> {
+    /// For the agent itself and what the program takes beside its maps.
+    const RESERVE: u64 = 32 << 20;
+    let room = available.saturating_sub(RESERVE);
+    let needed = map_memory(sizes);
+    if needed <= room {
+        return Ok(());
+    }
+    let MapSizes { ipv4_sources, ipv6_sources, .. } = *sizes;
+    Err(TooLarge { ipv4_sources, ipv6_sources, needed, room, fitting: fitting(sizes, room) })
+}
+
+/// The maps do not fit into memory.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "[table] ipv4_sources = {ipv4_sources} and ipv6_sources = {ipv6_sources}: the maps need {} and {} \
+     are available to them; {}",
+    mebibytes(*.needed), mebibytes(*.room), advice(*.fitting)
+)]
+pub struct TooLarge {
+    /// As configured.
+    pub ipv4_sources: u32,
+    /// As configured.
+    pub ipv6_sources: u32,
+    /// What all maps take, in bytes.
+    pub needed: u64,
+    /// What they may take, in bytes.
+    pub room: u64,
+    /// The most sources of each family that fit; none if not even the smallest tables do.
+    pub fitting: Option<u32>,
+}
+
+fn advice(fitting: Option<u32>) -> String {
+    match fitting {
+        Some(sources) => format!("at most {sources} sources of each family fit"),
+        None => {
+            "not even the smallest tables fit; give the host, or the agent's memory cgroup, more"
+                .to_owned()
+        }
+    }
+}
+
+/// The most sources of each family with which the maps take no more than `room`.
+fn fitting(sizes: &MapSizes, room: u64) -> Option<u32> {
+    let fits = |sources: &u32| {
+        let (ipv4_sources, ipv6_sources) = (*sources, *sources);
+        map_memory(&MapSizes { ipv4_sources, ipv6_sources, ..*sizes }) <= room
+    };
+    let (mut most, mut too_many) = (TableSizes::LEAST, TableSizes::MOST + 1);
+    if !fits(&most) {
+        return None;
+    }
+    while too_many - most > 1 {
+        let middle = u32::midpoint(most, too_many);
+        *(if fits(&middle) { &mut most } else { &mut too_many }) = middle;
+    }
+    Some(most)
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
 }
 
 /// A pointer for each cell, and the cell once for each CPU.
@@ -84,5 +160,38 @@ mod tests {
         let with_bytes = MapSizes { bytes: true, ..empty };
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, bytes: true, ..empty });
         assert_eq!(more_v4 - of(&with_bytes), (48 + 2) * 1_000_000);
+    }
+
+    #[test]
+    fn what_would_fit_is_said() {
+        let sizes = MapSizes {
+            ipv4_sources: 16_000_000,
+            ipv6_sources: 16_000_000,
+            bytes: false,
+            ceilings: true,
+            prefixes: 2048,
+            policies: 2048,
+            limits: 2048,
+            counters: CounterShape { slots: 5, classes: 17 },
+        };
+        let needed = map_memory(&sizes);
+        let reserve = 32 << 20;
+        assert_eq!(check_memory(&sizes, needed + reserve), Ok(()));
+        for available in [needed + reserve - 1, 1 << 30, 100 << 20] {
+            let error = check_memory(&sizes, available).expect_err("too large");
+            let fitting = error.fitting.expect("something fits");
+            let with = |sources| {
+                map_memory(&MapSizes { ipv4_sources: sources, ipv6_sources: sources, ..sizes })
+            };
+            assert!(with(fitting) <= error.room && with(fitting + 1) > error.room, "{error}");
+            assert!(
+                error.to_string().starts_with("[table] ipv4_sources = 16000000 and"),
+                "{error}"
+            );
+            assert!(error.to_string().contains(&format!("at most {fitting} sources")), "{error}");
+        }
+        let error = check_memory(&sizes, reserve).expect_err("too large");
+        assert_eq!(error.fitting, None);
+        assert!(error.to_string().ends_with("or the agent's memory cgroup, more"), "{error}");
     }
 }

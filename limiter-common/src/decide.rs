@@ -227,36 +227,20 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
     if let Some(reason) = gate {
         return reason;
     }
-    let is_proven = standing == Standing::PROVEN;
     let renewed = meta
         .unwrap_or(Meta::owner(source.space, class.id))
-        .with_proven(is_proven)
+        .with_proven(standing == Standing::PROVEN)
         .with_policy(settings.epoch, policy);
-    let bucket = match (found, meta) {
-        (Some(bucket), Some(meta)) => {
-            if !meta.is_of(settings.epoch) {
-                if let Some(packets) = bucket.packets() {
-                    bucket::clamp(&packets, now, limits.packets.tolerance());
-                }
-                if limits.bytes.is_limited()
-                    && let Some(bytes) = bucket.bytes()
-                {
-                    bucket::clamp(&bytes, now, limits.bytes.tolerance());
-                }
-            }
-            if !meta.is_of(settings.epoch) || is_proven && !meta.is_proven() {
-                bucket.set_meta(renewed);
-            }
-            bucket
+    let bucket = if let Some(bucket) = found {
+        renew(&bucket, renewed, limits, now, settings.epoch);
+        bucket
+    } else {
+        if let Some(reason) = admit(standing, arrival, settings, env) {
+            return reason;
         }
-        _ => {
-            if let Some(reason) = admit(standing, arrival, settings, env) {
-                return reason;
-            }
-            match env.create(source, class.id, hash, renewed, now) {
-                Some(bucket) => bucket,
-                None => return Reason::TableFull,
-            }
+        match env.create(source, class.id, hash, renewed, now) {
+            Some(bucket) => bucket,
+            None => return Reason::TableFull,
         }
     };
     let reason = charge(&bucket, arrival, limits, standing, &mut moment, env);
@@ -267,6 +251,26 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
         mark.set(known, Filter::Seen, arrival.now);
     }
     reason
+}
+
+/// Brings a bucket up to date whose slot was written under older settings, or before its source was
+/// proven.
+#[inline(always)]
+fn renew<B: Bucket>(bucket: &B, renewed: Meta, limits: &Limits, now: Tick, epoch: u32) {
+    let is_current = bucket.meta().is_of(epoch);
+    if !is_current {
+        if let Some(packets) = bucket.packets() {
+            bucket::clamp(&packets, now, limits.packets.tolerance());
+        }
+        if limits.bytes.is_limited()
+            && let Some(bytes) = bucket.bytes()
+        {
+            bucket::clamp(&bytes, now, limits.bytes.tolerance());
+        }
+    }
+    if !is_current || renewed.is_proven() && !bucket.meta().is_proven() {
+        bucket.set_meta(renewed);
+    }
 }
 
 /// What a packet meets before the table: the sums of its class, and for a stranger the budget for
@@ -470,6 +474,9 @@ fn charge<E: Env>(
         if bucket::is_past_half(&cell, moment.now(), cost, tolerance)
             && !pass_ceilings(arrival, moment.now(), env)
         {
+            // It pays all the same: else it would soon be below half again, and all together would have
+            // their full rates in spite of the ceiling.
+            bucket::charge(&cell, moment.now(), cost, tolerance);
             return Reason::Ceiling;
         }
         bucket::charge(&cell, moment.now(), cost, tolerance);

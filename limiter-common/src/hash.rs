@@ -92,7 +92,6 @@ impl BucketHash {
 
 /// A number below 2³² as one below `count`, evenly.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "less than count")]
 const fn scale(number: u64, count: u32) -> u32 {
     ((number * count as u64) >> 32) as u32
 }

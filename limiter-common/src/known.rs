@@ -130,8 +130,8 @@ impl Mark {
         let cell = known.word(filter.place(generation));
         let mut current = cell.load();
         for _ in 0..ATTEMPTS {
-            let fresh = (current >> STAMP_SHIFT) == generation as u64;
-            let new = if fresh { current } else { (generation as u64) << STAMP_SHIFT } | self.0;
+            let fresh = (current >> STAMP_SHIFT) == u64::from(generation);
+            let new = if fresh { current } else { u64::from(generation) << STAMP_SHIFT } | self.0;
             let found = cell.compare_exchange(current, new);
             if found == current {
                 return;
@@ -251,7 +251,8 @@ mod tests {
                 let (words, mark) = of(*number);
                 standing(&words, mark, Nanos(0)).0 == Standing::PROVEN
             });
-            let share = taken.count() as f64 / 100_000.0;
+            let taken = u32::try_from(taken.count()).unwrap();
+            let share = f64::from(taken) / 100_000.0;
             assert!(share < most, "{share} with {sources} sources for each word");
         }
     }

@@ -303,7 +303,8 @@ pub enum Made {
 struct Survey {
     /// Slots whose buckets are not full.
     used: u32,
-    /// The first of the others, and what it holds.
+    /// The first of the others that nobody had yet, or else the first of the others, and what it
+    /// holds: whoever had one may come back, and would have to be let in once more.
     free: (u32, Meta),
     /// Not 0 if another CPU is taking one.
     is_busy: u32,
@@ -320,7 +321,7 @@ impl Survey {
                 survey.used += 1;
             } else if found != Meta::EMPTY && is_ahead(line.busy_until(slot, now), now) {
                 survey.used += 1;
-            } else {
+            } else if found == Meta::EMPTY || survey.free.1 != Meta::EMPTY {
                 survey.free = (slot, found);
             }
             survey.used = L::opaque(survey.used, found);
@@ -339,3 +340,6 @@ pub const fn is_ahead(tat: Tick, now: Tick) -> bool {
     let ahead = tat.since(now);
     ahead > 0 && ahead.cast_unsigned() <= MAX_TOLERANCE + Tick::PER_SECOND
 }
+
+#[cfg(test)]
+mod tests;

@@ -204,10 +204,7 @@ fn keys_of_later_capabilities_are_not_available() -> Result<()> {
     let cases = [
         (at_the_top("on_agent_loss = \"observe\""), 1, "on_agent_loss"),
         (at_the_top("lease = 60"), 1, "lease"),
-        (in_class("unproven = { rate = \"1/s\", burst = 2 }"), 6, "class[0] \"rest\" unproven"),
-        (in_class("total = { rate = \"1/s\", burst = 2 }"), 6, "class[0] \"rest\" total"),
         (in_class(&format!("[established]\n{packets}")), 6, "established"),
-        (in_class("[aggregate]\nipv6_56 = 4\nipv6_48 = 8"), 6, "aggregate"),
         (in_class(&format!("[[reserve]]\ninterface = \"eth0\"\n{packets}")), 6, "reserve"),
         (in_class("[fleet]\nstore = \"redis://127.0.0.1\""), 6, "fleet"),
         (

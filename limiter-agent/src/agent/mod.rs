@@ -16,6 +16,7 @@ use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
 use crate::config::{Config, Interface, LoadError, Mode, Pattern, Xdp};
 use crate::datapath::Datapath;
 use crate::host::{self, Link};
+use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
 use crate::status::{Reload, utc};
 
@@ -95,6 +96,9 @@ impl Agent {
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), None)
             .map_err(|error| machine(unplannable(&error)))?;
+        if let Some(available) = host::available_memory() {
+            check_memory(&plan.sizes, available).map_err(|error| machine(error.to_string()))?;
+        }
         let mut datapath = Datapath::load(&plan).map_err(|error| machine(error.to_string()))?;
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");

@@ -155,6 +155,13 @@ pub struct TableSizes {
     pub new_sources: Budget,
 }
 
+impl TableSizes {
+    /// The fewest sources of a family that may be asked for.
+    pub const LEAST: u32 = 1024;
+    /// The most.
+    pub const MOST: u32 = 1 << 24;
+}
+
 /// `[aggregate]`: what wider prefixes may send, as multiples of the limit of one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ceilings {

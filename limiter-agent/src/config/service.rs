@@ -25,7 +25,8 @@ pub(super) fn table(root: &Table<'_>) -> Option<TableSizes> {
     };
     let size = |key| {
         let value = table.as_ref().and_then(|table| table.get(key));
-        let size = value.map(|value| value.integer(1024..=1 << 24));
+        let size =
+            value.map(|value| value.integer(TableSizes::LEAST.into()..=TableSizes::MOST.into()));
         size.map_or(Some(DEFAULT), |size| u32::try_from(size?).ok())
     };
     let (ipv4_sources, ipv6_sources) = (size("ipv4_sources"), size("ipv6_sources"));

@@ -3,6 +3,7 @@
 
 mod driver;
 mod links;
+mod memory;
 mod preflight;
 mod refusal;
 mod sockets;
@@ -17,6 +18,7 @@ use nix::time::{ClockId, clock_getres, clock_gettime};
 
 pub use driver::driver;
 pub use links::{Link, LinksError, RealMode, links};
+pub use memory::available_memory;
 pub use preflight::{Unfit, preflight, unclaimed};
 pub use refusal::{Refusal, kernel_words};
 pub use sockets::{SocketsError, peers};

@@ -260,7 +260,8 @@ fn sources_have_spaces_of_their_own() {
 fn a_sockets_peer_is_the_source_of_its_packets() {
     let halves = |text: &str| {
         let bits = u128::from(text.parse::<std::net::Ipv6Addr>().expect("is an address"));
-        ((bits >> 64) as u64, bits as u64)
+        let half = |half: u128| u64::try_from(half & u128::from(u64::MAX)).unwrap();
+        (half(bits >> 64), half(bits))
     };
     let peer = |text: &str| {
         let (high, low) = halves(text);
