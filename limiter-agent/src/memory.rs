@@ -154,12 +154,12 @@ mod tests {
         let base = of(&empty);
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, ..empty });
         let more_v6 = of(&MapSizes { ipv6_sources: 2_000_000, ..empty });
-        // The table, and two bytes of the filters.
-        assert_eq!(more_v4 - base, (32 + 2) * 1_000_000);
-        assert_eq!((more_v6 - base) / 1_000_000, 42 + 2);
+        // The table, and a quarter of a byte of the filters.
+        assert_eq!((more_v4 - base) / 100_000, 322);
+        assert_eq!((more_v6 - base) / 100_000, 429);
         let with_bytes = MapSizes { bytes: true, ..empty };
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, bytes: true, ..empty });
-        assert_eq!(more_v4 - of(&with_bytes), (48 + 2) * 1_000_000);
+        assert_eq!((more_v4 - of(&with_bytes)) / 100_000, 482);
     }
 
     #[test]
