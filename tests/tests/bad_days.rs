@@ -554,10 +554,10 @@ fn a_log_that_nobody_reads_any_more_does_not_end_the_agent() -> Result<()> {
     host.assert_clean()
 }
 
-/// 16 million sources of each family, the most that a configuration may ask for: about 3 GiB.
+/// 16 million sources of each family, the most that a configuration may ask for: 1.3 GiB.
 #[test]
 fn the_largest_tables_load() -> Result<()> {
-    const NEEDED_KIB: u64 = 6 << 20;
+    const NEEDED_KIB: u64 = 3 << 20;
     let available = available_memory_kib()?;
     if available < NEEDED_KIB {
         // Past the capture of the test runner, which sums these up.
@@ -573,7 +573,7 @@ fn the_largest_tables_load() -> Result<()> {
     let daemon = host.start(&edge().replace("1024", "16777216"))?;
     let status = host.status()?;
     assert_eq!(status["tables"][0]["capacity"], 16_777_216, "{status}");
-    assert!(status["map_memory_bytes"].as_u64() > Some(3 << 30), "{status}");
+    assert!(status["map_memory_bytes"].as_u64() > Some(5 << 28), "{status}");
     daemon.stop()?;
     host.assert_clean()
 }
