@@ -195,12 +195,15 @@ impl Wanted {
     #[inline(always)]
     pub fn make<L: Line>(&self, first: &L, second: &L, meta: Meta, now: Tick) -> Made {
         let ours = Survey::of(first, now);
+        if ours.is_busy != 0 {
+            // Another CPU is taking a slot, perhaps for the same source.
+            return Made::Raced;
+        }
         if ours.used < L::CROWDED {
             return self.take(first, ours.free, meta, now).in_first();
         }
         let theirs = Survey::of(second, now);
-        if ours.is_busy | theirs.is_busy != 0 {
-            // Another CPU is taking a slot, perhaps for the same source.
+        if theirs.is_busy != 0 {
             return Made::Raced;
         }
         if ours.used < L::SLOTS && ours.used <= theirs.used {

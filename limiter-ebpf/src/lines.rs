@@ -99,12 +99,24 @@ fn claim<L: MapLine>(
     match wanted.make(&first, &second, meta, now) {
         Made::First(slot) => Some(first.place(slot)),
         Made::Second(slot) => Some(second.place(slot)),
-        Made::Raced => match wanted.find(&first) {
-            Some((slot, _)) => Some(first.place(slot)),
-            None => wanted.find(&second).map(|(slot, _)| second.place(slot)),
-        },
+        Made::Raced => found_soon(&wanted, &first, &second),
         Made::Full => None,
     }
+}
+
+/// Where the bucket is that another CPU is just making, if it is for the same source.
+#[inline(always)]
+fn found_soon<L: MapLine>(wanted: &Wanted, first: &L, second: &L) -> Option<u64> {
+    /// Taking a slot is a few writes.
+    const ATTEMPTS: usize = 4;
+    for _ in 0..ATTEMPTS {
+        for line in [first, second] {
+            if let Some((slot, _)) = wanted.find(line) {
+                return Some(line.place(slot));
+            }
+        }
+    }
+    None
 }
 
 /// Charges the ceiling of a wider prefix with `cost` if that conforms; 0 if not. `owner` is its kind,

@@ -501,7 +501,11 @@ fn plan(flood: &Flood) -> Result<Plan> {
         flood.rate
     );
     let start = monotonic()? + SETUP;
-    let template = Template::parse(&flood.template)?;
+    let template = match flood.sources {
+        // Sent as it is, whatever it is.
+        Sources::Template => Template::default(),
+        Sources::Ipv4 { .. } | Sources::Ipv6 { .. } => Template::parse(&flood.template)?,
+    };
     let mut plan = Plan {
         start: nanoseconds(start)?,
         deadline: nanoseconds(start + flood.duration)?,

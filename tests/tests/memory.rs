@@ -97,8 +97,8 @@ fn tables_too_large_for_the_cgroup_are_refused_with_what_fits() -> Result<()> {
     );
     let (_, most) = said.split_once("at most ").context(said.clone())?;
     let most: u32 = most.split(' ').next().unwrap_or_default().parse()?;
-    // Some 90 bytes for a source of each family.
-    let expected = u32::try_from(LIMIT / 90)?;
+    // Some 80 bytes for a source of each family.
+    let expected = u32::try_from(LIMIT / 80)?;
     assert!((expected / 2..=expected).contains(&most), "{said}");
 
     // What it says fits does: the agent gets as far as to be ended from here.

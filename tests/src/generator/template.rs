@@ -10,6 +10,7 @@ use super::{
 };
 
 /// Where a frame carries its source.
+#[derive(Default)]
 pub(super) struct Template {
     pub(super) family: u32,
     pub(super) source_offset: u32,
@@ -61,7 +62,7 @@ impl Template {
                     port: word(header + 42).unwrap_or_default(),
                 }
             }
-            _ => Self { family: 0, source_offset: 0, checksum_base: 0, source: [0; 2], port: 0 },
+            _ => Self::default(),
         };
         ensure!(template.source_offset <= MAX_SOURCE_OFFSET, "too many VLAN tags in the template");
         Ok(template)
