@@ -199,12 +199,14 @@ impl Wanted {
             // Another CPU is taking a slot, perhaps for the same source.
             return Made::Raced;
         }
+        let theirs = Survey::of(second, now);
+        if theirs.is_busy != 0 || self.find(first).is_some() || self.find(second).is_some() {
+            // The last: made since it was looked for. Whoever makes it from now on has seen the same
+            // slots, chooses the same, and one of the two loses the swap.
+            return Made::Raced;
+        }
         if ours.used < L::CROWDED {
             return self.take(first, ours.free, meta, now).in_first();
-        }
-        let theirs = Survey::of(second, now);
-        if theirs.is_busy != 0 {
-            return Made::Raced;
         }
         if ours.used < L::SLOTS && ours.used <= theirs.used {
             return self.take(first, ours.free, meta, now).in_first();

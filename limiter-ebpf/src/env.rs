@@ -77,12 +77,12 @@ impl Env for MapEnv {
         meta: Meta,
         now: Tick,
     ) -> Option<BucketRef> {
-        let made = lines::make(source, self.key().bucket(hash, class), meta, now)?;
+        let (made, is_new) = lines::make(source, self.key().bucket(hash, class), meta, now)?;
         let family = match source.space {
             Space::Ipv4 => Family::Ipv4,
             _ => Family::Ipv6,
         };
-        if let Some(created) = CREATED.get_ptr_mut(family as u32) {
+        if is_new && let Some(created) = CREATED.get_ptr_mut(family as u32) {
             // SAFETY: the word is this CPU's own.
             unsafe { *created += 1 };
         }

@@ -55,10 +55,15 @@ fn find_in<L: MapLine>(
     (NOWHERE, Meta::EMPTY)
 }
 
-/// A slot for the bucket of `source` in `class`, in either line: a free one, or else that of an owner
-/// who has proven nothing.
+/// A slot for the bucket of `source`, in either line: a free one, or else that of an owner who has
+/// proven nothing; and whether it was made here, or by another CPU meanwhile.
 #[inline(always)]
-pub(crate) fn make(source: Source, hash: BucketHash, meta: Meta, now: Tick) -> Option<BucketRef> {
+pub(crate) fn make(
+    source: Source,
+    hash: BucketHash,
+    meta: Meta,
+    now: Tick,
+) -> Option<(BucketRef, bool)> {
     let is_v4 = matches!(source.space, Space::Ipv4);
     let lines = if is_v4 { LINES_V4.load() } else { LINES_V6.load() };
     let (first, second) = (u64::from(hash.first(lines)), u64::from(hash.second(lines)));
@@ -67,11 +72,15 @@ pub(crate) fn make(source: Source, hash: BucketHash, meta: Meta, now: Tick) -> O
     } else {
         claim_v6(source.bits, first << 32 | second, meta.0, now.0)
     };
-    BucketRef::at(is_v4, taken, meta)
+    let is_new = taken & FOUND == 0;
+    BucketRef::at(is_v4, taken & !FOUND, meta).map(|bucket| (bucket, is_new))
 }
 
+/// Marks the place of a bucket that another CPU made.
+const FOUND: u64 = 1 << 63;
+
 /// No place. A place is the line's index and, in the lower eight bits, the slot.
-const NOWHERE: u64 = u64::MAX;
+const NOWHERE: u64 = u64::MAX >> 1;
 
 // Global functions, which the verifier checks once and not on each path that leads to them. A new
 // source is rare, while the instructions of every packet should lie close together.
@@ -99,7 +108,7 @@ fn claim<L: MapLine>(
     match wanted.make(&first, &second, meta, now) {
         Made::First(slot) => Some(first.place(slot)),
         Made::Second(slot) => Some(second.place(slot)),
-        Made::Raced => found_soon(&wanted, &first, &second),
+        Made::Raced => found_soon(&wanted, &first, &second).map(|place| place | FOUND),
         Made::Full => None,
     }
 }
