@@ -517,7 +517,7 @@ mod vm {
             arguments: &["--exact", TEST],
             companions: &[],
             smp: 2,
-            timeout: Duration::from_mins(3),
+            timeout: Duration::from_mins(6),
         };
         let output = run_ok(kernel, &spec)?;
         assert!(output.console.contains("test result: ok. 1 passed"), "{}", output.console);
