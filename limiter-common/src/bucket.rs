@@ -14,6 +14,15 @@
 //! one that conforms. CPUs that look at the same moment may overdraw the bucket by one packet each:
 //! that is a debt, which later packets wait for.
 
+#[cfg(not(target_arch = "bpf"))]
+use core::{
+    ops::Deref,
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
+};
+
 use crate::time::Tick;
 use crate::units::MAX_TOLERANCE;
 
@@ -25,6 +34,23 @@ pub trait Cell {
     fn compare_exchange(&self, current: u64, new: u64) -> u64;
     /// Adds to it.
     fn add(&self, amount: u64);
+}
+
+/// A word in memory that threads share, or the agent with the kernel.
+#[cfg(not(target_arch = "bpf"))]
+impl<T: Deref<Target = AtomicU64>> Cell for T {
+    fn load(&self) -> u64 {
+        AtomicU64::load(self, Relaxed)
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64) -> u64 {
+        let swapped = AtomicU64::compare_exchange(self, current, new, SeqCst, Relaxed);
+        swapped.unwrap_or_else(|found| found)
+    }
+
+    fn add(&self, amount: u64) {
+        self.fetch_add(amount, SeqCst);
+    }
 }
 
 /// The time of a packet: read once, and once more for a bucket that was charged at a later time.
@@ -155,7 +181,6 @@ fn stale_beyond(cost: u64, tolerance: u64) -> u64 {
 #[cfg(test)]
 #[expect(clippy::cast_precision_loss, reason = "ratios")]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     use std::thread;
 
     use proptest::prelude::*;
@@ -163,18 +188,6 @@ mod tests {
     use super::*;
     use crate::time::Nanos;
     use crate::units::{ByteLimit, MAX_RATE_ERROR, PacketLimit, Rate};
-
-    impl Cell for AtomicU64 {
-        fn load(&self) -> u64 {
-            self.load(Relaxed)
-        }
-        fn compare_exchange(&self, current: u64, new: u64) -> u64 {
-            self.compare_exchange(current, new, Relaxed, Relaxed).unwrap_or_else(|found| found)
-        }
-        fn add(&self, amount: u64) {
-            self.fetch_add(amount, Relaxed);
-        }
-    }
 
     const TEN_YEARS: u64 = 10 * 365 * 86_400 * 1_000_000_000;
 
@@ -197,7 +210,7 @@ mod tests {
 
     /// A packet each `gap` ticks for `count` packets: how many are admitted.
     fn run(tat: &AtomicU64, start: Tick, gap: u64, count: u64, cost: u64, tolerance: u64) -> u64 {
-        (0..count).filter(|i| admit(tat, &mut at(start.plus(i * gap)), cost, tolerance)).count()
+        (0..count).filter(|i| admit(&tat, &mut at(start.plus(i * gap)), cost, tolerance)).count()
             as u64
     }
 
@@ -270,9 +283,9 @@ mod tests {
             let later = start.plus(late * limit.cost());
             let cell = AtomicU64::new(start.0);
             let mut stopped = Moment::new(start, || later);
-            prop_assert!(admit(&cell, &mut at(later), limit.cost(), limit.tolerance()));
-            prop_assert!(admit(&cell, &mut stopped, limit.cost(), limit.tolerance()));
-            prop_assert!(!admit(&cell, &mut stopped, limit.cost(), limit.tolerance()));
+            prop_assert!(admit(&&cell, &mut at(later), limit.cost(), limit.tolerance()));
+            prop_assert!(admit(&&cell, &mut stopped, limit.cost(), limit.tolerance()));
+            prop_assert!(!admit(&&cell, &mut stopped, limit.cost(), limit.tolerance()));
         }
 
         /// A source just below its rate loses nothing.
@@ -289,9 +302,9 @@ mod tests {
         fn a_drop_writes_nothing(tat in any::<u64>(), now in any::<u64>(), rate in packet_rate(), burst in 1..1_000_u64) {
             let Ok(limit) = PacketLimit::new(rate, burst) else { return Ok(()) };
             let cell = AtomicU64::new(tat);
-            let conforming = conforms(&cell, &mut at(Tick(now)), limit.cost(), limit.tolerance());
+            let conforming = conforms(&&cell, &mut at(Tick(now)), limit.cost(), limit.tolerance());
             prop_assert_eq!(cell.load(Relaxed), tat);
-            let admitted = admit(&cell, &mut at(Tick(now)), limit.cost(), limit.tolerance());
+            let admitted = admit(&&cell, &mut at(Tick(now)), limit.cost(), limit.tolerance());
             prop_assert_eq!(admitted, conforming);
             if admitted {
                 let used = Tick(cell.load(Relaxed)).since(Tick(now));
@@ -310,7 +323,7 @@ mod tests {
             let tat = AtomicU64::new(begin.0);
             prop_assert_eq!(run(&tat, begin, 0, 60, limit.cost(), limit.tolerance()), 50);
             let later = Tick::from(Nanos(start + idle));
-            clamp(&tat, later, limit.tolerance());
+            clamp(&&tat, later, limit.tolerance());
             prop_assert_eq!(run(&tat, later, 0, 60, limit.cost(), limit.tolerance()), 50);
         }
 
@@ -318,7 +331,7 @@ mod tests {
         #[test]
         fn clamp_shortens_debts_only(debt in 0..(1_u64 << 60), now in any::<u64>(), tolerance in 1..(1_u64 << 50)) {
             let cell = AtomicU64::new(Tick(now).plus(debt).0);
-            clamp(&cell, Tick(now), tolerance);
+            clamp(&&cell, Tick(now), tolerance);
             let left = Tick(cell.load(Relaxed)).since(Tick(now)).cast_unsigned();
             prop_assert_eq!(left, debt.min(tolerance));
         }

@@ -45,6 +45,14 @@ pub trait Known {
     fn word(&self, place: usize) -> Self::Cell;
 }
 
+impl<C: Cell + Clone> Known for [C; KNOWN_WORDS] {
+    type Cell = C;
+
+    fn word(&self, place: usize) -> C {
+        self[place].clone()
+    }
+}
+
 /// One of the two filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
@@ -159,7 +167,7 @@ const _: () = assert!(KNOWN_WORDS == 4);
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use std::sync::atomic::AtomicU64;
 
     use proptest::prelude::*;
 
@@ -168,29 +176,6 @@ mod tests {
     use crate::packet::Source;
 
     type Words = [AtomicU64; KNOWN_WORDS];
-
-    pub struct Handle<'a>(&'a AtomicU64);
-
-    impl Cell for Handle<'_> {
-        fn load(&self) -> u64 {
-            self.0.load(Relaxed)
-        }
-        fn compare_exchange(&self, current: u64, new: u64) -> u64 {
-            let swapped = self.0.compare_exchange(current, new, Relaxed, Relaxed);
-            swapped.unwrap_or_else(|found| found)
-        }
-        fn add(&self, amount: u64) {
-            self.0.fetch_add(amount, Relaxed);
-        }
-    }
-
-    impl<'a> Known for &'a Words {
-        type Cell = Handle<'a>;
-
-        fn word(&self, place: usize) -> Handle<'a> {
-            Handle(&self[place])
-        }
-    }
 
     fn mark(number: u32) -> Mark {
         Mark::of(
@@ -207,13 +192,13 @@ mod tests {
             let words = Words::default();
             let (filter, other) = if proven { (Filter::Proven, Filter::Seen) } else { (Filter::Seen, Filter::Proven) };
             let mark = mark(number);
-            mark.set(&&words, filter, Nanos(now));
-            prop_assert_eq!(mark.find(&&words, filter, Nanos(now)), (true, true));
-            prop_assert!(!mark.find(&&words, other, Nanos(now)).0);
+            mark.set(&words.each_ref(), filter, Nanos(now));
+            prop_assert_eq!(mark.find(&words.each_ref(), filter, Nanos(now)), (true, true));
+            prop_assert!(!mark.find(&words.each_ref(), other, Nanos(now)).0);
             let generation = filter.lasts().0;
             let then = now + later * generation;
             let age = then / generation - now / generation;
-            prop_assert_eq!(mark.find(&&words, filter, Nanos(then)), (age <= 1, age == 0));
+            prop_assert_eq!(mark.find(&words.each_ref(), filter, Nanos(then)), (age <= 1, age == 0));
         }
     }
 
@@ -222,12 +207,18 @@ mod tests {
     fn old_marks_are_dropped_with_their_generation() {
         let words = Words::default();
         let generation = Filter::Seen.lasts().0;
-        mark(1).set(&&words, Filter::Seen, Nanos(0));
-        mark(2).set(&&words, Filter::Seen, Nanos(2 * generation));
-        assert_eq!(standing(&&words, mark(1), Nanos(2 * generation)).0, Standing::STRANGER);
-        assert_eq!(standing(&&words, mark(2), Nanos(2 * generation)), (Standing::SEEN, true));
-        mark(1).set(&&words, Filter::Proven, Nanos(2 * generation));
-        assert_eq!(standing(&&words, mark(1), Nanos(2 * generation)).0, Standing::PROVEN);
+        mark(1).set(&words.each_ref(), Filter::Seen, Nanos(0));
+        mark(2).set(&words.each_ref(), Filter::Seen, Nanos(2 * generation));
+        assert_eq!(
+            standing(&words.each_ref(), mark(1), Nanos(2 * generation)).0,
+            Standing::STRANGER
+        );
+        assert_eq!(
+            standing(&words.each_ref(), mark(2), Nanos(2 * generation)),
+            (Standing::SEEN, true)
+        );
+        mark(1).set(&words.each_ref(), Filter::Proven, Nanos(2 * generation));
+        assert_eq!(standing(&words.each_ref(), mark(1), Nanos(2 * generation)).0, Standing::PROVEN);
     }
 
     /// With six sources to a word, which is 100,000 proven ones at the shipped sizes, fewer than one
@@ -240,7 +231,7 @@ mod tests {
             let words: std::vec::Vec<Words> = (0..WORDS).map(|_| Words::default()).collect();
             let of = |number: u32| {
                 let hash = key.source(Source::ipv4(number));
-                (&words[hash.place(WORDS) as usize], Mark::of(hash))
+                (words[hash.place(WORDS) as usize].each_ref(), Mark::of(hash))
             };
             for number in 0..WORDS * sources {
                 let (words, mark) = of(number);

@@ -24,6 +24,7 @@ use aya::{
     programs::{ProgramError, TestRun as _, TestRunAttrs, Xdp, XdpMode},
     util::nr_cpus,
 };
+use limiter_common::abi::SourceAddress;
 use nix::{
     errno::Errno,
     sched::{CpuSet, sched_setaffinity},
@@ -561,9 +562,8 @@ fn plan(flood: &Flood) -> Result<Plan> {
 }
 
 fn halves(address: Ipv6Addr) -> [u64; 2] {
-    let bits = address.to_bits();
-    [bits >> 64, bits & u128::from(u64::MAX)]
-        .map(|half| u64::try_from(half).expect("shifted or masked to 64 bits"))
+    let SourceAddress { high, low, .. } = address.into();
+    [high, low]
 }
 
 fn repeats(duration: Duration) -> u32 {

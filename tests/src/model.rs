@@ -14,11 +14,10 @@ use limiter_common::{
         BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings, Slot,
         SourceAddress,
     },
-    bucket::{self, Cell, Moment},
+    bucket::{self, Moment},
     decide,
     decide::WidePrefix,
     hash::{HashKey, SourceHash},
-    known::Known,
     packet::Source,
     table::Meta,
     time::{Clock, Nanos, Tick},
@@ -88,8 +87,11 @@ struct Maps {
     neighbours: RefCell<HashMap<Slot, Word>>,
     budgets: RefCell<HashMap<u32, Word>>,
     ceilings: RefCell<HashMap<(WidePrefix, ClassId), Word>>,
-    known: RefCell<HashMap<u32, Rc<[AtomicU64; KNOWN_WORDS]>>>,
+    known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
 }
+
+/// A theoretical arrival time, or a word of the filters.
+type Word = Rc<AtomicU64>;
 
 /// As many places in the filters as there are numbers, so that no source is taken for another.
 const PLACES: u32 = u32::MAX;
@@ -104,7 +106,7 @@ struct SharedBucket {
 impl Env for Maps {
     type Bucket = Handle;
     type Cell = Word;
-    type Known = Words;
+    type Known = [Word; KNOWN_WORDS];
 
     fn now(&self, _: Clock) -> Nanos {
         self.now.get()
@@ -114,8 +116,8 @@ impl Env for Maps {
         HashKey::new([1, 0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9])
     }
 
-    fn known(&self, hash: SourceHash) -> Option<Words> {
-        Some(Words(self.known.borrow_mut().entry(hash.place(PLACES)).or_default().clone()))
+    fn known(&self, hash: SourceHash) -> Option<Self::Known> {
+        Some(self.known.borrow_mut().entry(hash.place(PLACES)).or_default().clone())
     }
 
     fn bucket(&self, source: Source, class: ClassId, _: SourceHash) -> Option<Handle> {
@@ -131,8 +133,8 @@ impl Env for Maps {
         now: Tick,
     ) -> Option<Handle> {
         let bucket = SharedBucket {
-            packets: Word::new(now),
-            bytes: Word::new(now),
+            packets: Rc::new(AtomicU64::new(now.0)),
+            bytes: Rc::new(AtomicU64::new(now.0)),
             meta: AtomicU32::new(meta.0),
         };
         self.buckets.borrow_mut().insert((source, class), Rc::new(bucket));
@@ -148,7 +150,8 @@ impl Env for Maps {
         tolerance: u64,
     ) -> bool {
         let mut ceilings = self.ceilings.borrow_mut();
-        let cell = ceilings.entry((prefix, class)).or_insert_with(|| Word::new(now));
+        let cell =
+            ceilings.entry((prefix, class)).or_insert_with(|| Rc::new(AtomicU64::new(now.0)));
         bucket::admit(cell, &mut Moment::new(now, || now), cost, tolerance)
     }
 
@@ -209,57 +212,4 @@ impl Bucket for Handle {
     fn set_meta(&self, meta: Meta) {
         self.0.meta.store(meta.0, SeqCst);
     }
-}
-
-struct Words(Rc<[AtomicU64; KNOWN_WORDS]>);
-
-impl Known for Words {
-    type Cell = KnownWord;
-
-    fn word(&self, place: usize) -> KnownWord {
-        KnownWord(self.0.clone(), place)
-    }
-}
-
-struct KnownWord(Rc<[AtomicU64; KNOWN_WORDS]>, usize);
-
-impl Cell for KnownWord {
-    fn load(&self) -> u64 {
-        self.0[self.1].load(SeqCst)
-    }
-
-    fn compare_exchange(&self, current: u64, new: u64) -> u64 {
-        exchange(&self.0[self.1], current, new)
-    }
-
-    fn add(&self, amount: u64) {
-        self.0[self.1].fetch_add(amount, SeqCst);
-    }
-}
-
-#[derive(Clone, Default)]
-struct Word(Rc<AtomicU64>);
-
-impl Word {
-    fn new(tat: Tick) -> Self {
-        Self(Rc::new(AtomicU64::new(tat.0)))
-    }
-}
-
-impl Cell for Word {
-    fn load(&self) -> u64 {
-        self.0.load(SeqCst)
-    }
-
-    fn compare_exchange(&self, current: u64, new: u64) -> u64 {
-        exchange(&self.0, current, new)
-    }
-
-    fn add(&self, amount: u64) {
-        self.0.fetch_add(amount, SeqCst);
-    }
-}
-
-fn exchange(word: &AtomicU64, current: u64, new: u64) -> u64 {
-    word.compare_exchange(current, new, SeqCst, SeqCst).unwrap_or_else(|found| found)
 }

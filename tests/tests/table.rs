@@ -87,7 +87,7 @@ impl Table {
     /// Vouches for each source.
     fn prove(&self, sources: impl Iterator<Item = IpAddr>) -> Result<()> {
         let now = now()?;
-        sources.for_each(|source| self.datapath.prove(source_of(source), now));
+        sources.for_each(|source| self.datapath.prove(Source::from(source), now));
         Ok(())
     }
 
@@ -132,17 +132,6 @@ fn frame(source: IpAddr) -> Vec<u8> {
         destination: (destination, 9).into(),
     };
     frames::udp(&path, 18)
-}
-
-fn source_of(address: IpAddr) -> Source {
-    match address {
-        IpAddr::V4(address) => Source::ipv4(address.to_bits()),
-        IpAddr::V6(address) => {
-            let [high, low] = [address.to_bits() >> 64, address.to_bits() & u128::from(u64::MAX)]
-                .map(|half| u64::try_from(half).expect("shifted or masked to 64 bits"));
-            Source::ipv6(high, low)
-        }
-    }
 }
 
 fn v4(number: u32) -> IpAddr {

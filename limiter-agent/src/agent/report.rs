@@ -104,7 +104,7 @@ impl Agent {
     }
 
     fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {
-        let tracked = self.datapath.tracked(host::clocks().0);
+        let tracked = self.datapath.tracked(host::monotonic());
         let rows = tracked.map(|(family, tracked)| {
             [("proven", tracked.proven), ("seen", tracked.unproven)]
                 .map(|(standing, value)| (family.label(), standing, value))
@@ -114,7 +114,7 @@ impl Agent {
 
     /// How much of its shared budgets each class that has any has used up, the most used counts.
     fn pressures(&self) -> Result<Vec<(String, f64)>, DatapathError> {
-        let now = Tick::from(host::clocks().0);
+        let now = Tick::from(host::monotonic());
         let used = |cell, limit: &PacketLimit| -> Result<Option<f64>, DatapathError> {
             if !limit.is_limited() {
                 return Ok(None);

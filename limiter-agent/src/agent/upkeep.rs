@@ -39,7 +39,7 @@ pub(super) fn prove(
     datapath: &Datapath,
     peers: Result<HashSet<Source>, SocketsError>,
 ) -> Result<(), SocketsError> {
-    let (now, _) = host::clocks();
+    let now = host::monotonic();
     peers?.into_iter().for_each(|source| datapath.prove(source, now));
     Ok(())
 }

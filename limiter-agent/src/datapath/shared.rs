@@ -1,6 +1,7 @@
 //! Maps that the agent and the program share by memory: the bucket table and the filters.
 
 use std::{
+    array,
     marker::PhantomData,
     os::fd::{AsFd as _, AsRawFd as _},
     sync::atomic::{
@@ -14,10 +15,10 @@ use aya::{
     maps::{Array, MapData},
 };
 use limiter_common::{
+    Family,
     abi::{KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
-    bucket::Cell,
     hash::{HashKey, SourceHash},
-    known::{Filter, Known, Mark},
+    known::{Filter, Mark},
     packet::Source,
     table::{Meta, is_ahead},
     time::{Nanos, Tick},
@@ -62,106 +63,55 @@ impl SharedMaps {
     /// Buckets in use at `now`, of IPv4 and IPv6.
     pub(super) fn tracked(&self, now: Tick) -> [Tracked; 2] {
         let mut tracked = [Tracked::default(); 2];
-        let mut count = |family: usize, meta: Meta, tat: u64| {
-            if meta.class().is_some() && is_ahead(Tick(tat), now) {
-                let tracked: &mut Tracked = &mut tracked[family];
+        self.slots(|family, meta, tat| {
+            let meta = Meta(meta.load(Relaxed));
+            if meta.class().is_some() && is_ahead(Tick(tat.load(Relaxed)), now) {
+                let tracked = &mut tracked[family as usize];
                 if meta.is_proven() { tracked.proven += 1 } else { tracked.unproven += 1 }
             }
-        };
-        for line in self.v4.values() {
-            for slot in 0..V4_SLOTS {
-                // SAFETY: words of the mapping, read as the program writes them: whole.
-                let (meta, tat) = unsafe {
-                    (load32(&raw mut (*line).metas[slot]), load64(&raw mut (*line).packets[slot]))
-                };
-                count(0, meta, tat);
-            }
-        }
-        for line in self.v6.values() {
-            for slot in 0..V6_SLOTS {
-                // SAFETY: as above.
-                let (meta, tat) = unsafe {
-                    (load32(&raw mut (*line).metas[slot]), load64(&raw mut (*line).packets[slot]))
-                };
-                count(1, meta, tat);
-            }
-        }
+        });
         tracked
     }
 
     /// Makes every bucket look up its policy again, so that none takes a policy for current when the
     /// count of epochs, of which a bucket keeps eight bits, comes round.
     pub(super) fn forget_policies(&self) {
+        self.slots(|_, word, _| {
+            let meta = Meta(word.load(Relaxed));
+            if meta.class().is_some() {
+                // Whoever changed it meanwhile did so under the present epoch.
+                let _ = word.compare_exchange(meta.0, meta.forgotten().0, SeqCst, Relaxed);
+            }
+        });
+    }
+
+    /// Shows each slot of both tables: its meta, and the theoretical arrival time of its packets.
+    fn slots(&self, mut show: impl FnMut(Family, &AtomicU32, &AtomicU64)) {
         for line in self.v4.values() {
-            // SAFETY: as above.
-            (0..V4_SLOTS).for_each(|slot| unsafe { forget(&raw mut (*line).metas[slot]) });
+            for slot in 0..V4_SLOTS {
+                // SAFETY: words of the mapping, aligned and touched by atomic operations only.
+                unsafe {
+                    let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
+                    show(Family::Ipv4, meta, AtomicU64::from_ptr(&raw mut (*line).packets[slot]));
+                }
+            }
         }
         for line in self.v6.values() {
-            // SAFETY: as above.
-            (0..V6_SLOTS).for_each(|slot| unsafe { forget(&raw mut (*line).metas[slot]) });
+            for slot in 0..V6_SLOTS {
+                // SAFETY: as above.
+                unsafe {
+                    let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
+                    show(Family::Ipv6, meta, AtomicU64::from_ptr(&raw mut (*line).packets[slot]));
+                }
+            }
         }
     }
 
-    fn place(&self, hash: SourceHash) -> Place<'_> {
-        let place = hash.place(self.known.count);
-        let words = self.known.value(place).cast::<AtomicU64>();
-        // SAFETY: the value lives as long as the mapping, is aligned, and all who touch it while it
-        // is shared do so atomically.
-        Place(std::array::from_fn(|word| unsafe { &*words.add(word) }))
-    }
-}
-
-/// # Safety
-/// The word must be part of a live mapping.
-unsafe fn load32(word: *mut Meta) -> Meta {
-    // SAFETY: the caller's promise; maps are aligned.
-    Meta(unsafe { AtomicU32::from_ptr(word.cast()) }.load(Relaxed))
-}
-
-/// # Safety
-/// The word must be part of a live mapping.
-unsafe fn load64(word: *mut u64) -> u64 {
-    // SAFETY: the caller's promise; maps are aligned.
-    unsafe { AtomicU64::from_ptr(word) }.load(Relaxed)
-}
-
-/// # Safety
-/// The word must be part of a live mapping.
-unsafe fn forget(word: *mut Meta) {
-    // SAFETY: the caller's promise; maps are aligned.
-    let word = unsafe { AtomicU32::from_ptr(word.cast()) };
-    let found = Meta(word.load(Relaxed));
-    if found.class().is_some() {
-        // Whoever changed it meanwhile did so under the present epoch.
-        let _ = word.compare_exchange(found.0, found.forgotten().0, SeqCst, Relaxed);
-    }
-}
-
-/// The words of one place of the filters.
-struct Place<'a>([&'a AtomicU64; KNOWN_WORDS]);
-
-impl<'a> Known for Place<'a> {
-    type Cell = Word<'a>;
-
-    fn word(&self, place: usize) -> Word<'a> {
-        Word(self.0[place])
-    }
-}
-
-struct Word<'a>(&'a AtomicU64);
-
-impl Cell for Word<'_> {
-    fn load(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-
-    fn compare_exchange(&self, current: u64, new: u64) -> u64 {
-        let swapped = self.0.compare_exchange(current, new, SeqCst, Relaxed);
-        swapped.unwrap_or_else(|found| found)
-    }
-
-    fn add(&self, amount: u64) {
-        self.0.fetch_add(amount, Relaxed);
+    /// The words of the filters for a source.
+    fn place(&self, hash: SourceHash) -> [&AtomicU64; KNOWN_WORDS] {
+        let words = self.known.value(hash.place(self.known.count)).cast::<u64>();
+        // SAFETY: as above; the value has so many words.
+        array::from_fn(|word| unsafe { AtomicU64::from_ptr(words.add(word)) })
     }
 }
 

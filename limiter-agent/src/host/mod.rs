@@ -8,6 +8,7 @@ mod preflight;
 mod refusal;
 mod sockets;
 
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use limiter_common::abi::SourceAddress;
@@ -44,16 +45,16 @@ pub fn tick() -> Nanos {
 pub fn addresses() -> Vec<SourceAddress> {
     let addresses = getifaddrs().into_iter().flatten().filter_map(|it| it.address);
     let addresses = addresses.filter_map(|address| {
-        if let Some(address) = address.as_sockaddr_in() {
-            return Some(SourceAddress::ipv4(address.ip().into()));
-        }
-        address.as_sockaddr_in6().map(|address| SourceAddress::from(address.ip()))
+        let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|address| address.ip().into()))
     });
+    let addresses = addresses.map(SourceAddress::from);
     addresses.filter(|address| !address.is_martian()).collect()
 }
 
 /// `CLOCK_MONOTONIC`, the clock of `bpf_ktime_get_ns`.
-fn monotonic() -> Nanos {
+#[must_use]
+pub fn monotonic() -> Nanos {
     // The clock exists on every Linux; were it unreadable, expiry times would count from boot.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or(TimeSpec::new(0, 0));
     nanos(now)

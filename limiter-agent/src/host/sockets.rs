@@ -1,10 +1,6 @@
 //! Open TCP connections as the kernel reports them over netlink (`sock_diag(7)`).
 
-use std::{
-    collections::HashSet,
-    io,
-    net::{IpAddr, Ipv6Addr},
-};
+use std::{collections::HashSet, io};
 
 use limiter_common::packet::Source;
 use netlink_packet_core::{
@@ -59,22 +55,7 @@ fn list_all() -> Result<HashSet<Source>, SocketsError> {
 
 fn peer(id: &SocketId) -> Option<Source> {
     let address = id.destination_address.to_canonical();
-    if address.is_loopback() {
-        return None;
-    }
-    Some(match address {
-        IpAddr::V4(address) => Source::ipv4(address.into()),
-        IpAddr::V6(address) => {
-            let [high, low] = halves(address);
-            Source::peer(high, low)
-        }
-    })
-}
-
-fn halves(address: Ipv6Addr) -> [u64; 2] {
-    let octets = address.octets();
-    let half = |at: usize| octets[at..at + 8].iter().fold(0, |half, it| half << 8 | u64::from(*it));
-    [half(0), half(8)]
+    (!address.is_loopback()).then(|| address.into())
 }
 
 /// Calls `found` for each established TCP socket of a family.

@@ -5,13 +5,10 @@
 //! of all blocks, and every exemption.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::time::SystemTime;
 
 use ipnet::IpNet;
-use limiter_common::abi::{
-    Exemptions, LimitsIndex, MAX_INTERFACES, Policy, PolicyId, Slot, SourceAddress,
-};
+use limiter_common::abi::{Exemptions, LimitsIndex, MAX_INTERFACES, Policy, PolicyId, Slot};
 use limiter_common::time::Nanos;
 use limiter_common::units::Limits;
 
@@ -54,7 +51,7 @@ pub(super) fn merge(config: &Config, host: &Host, guarded: &[Guarded]) -> Merged
             merged.policies.push(whole.policy(limits));
         }
         let bits = u32::from(net.prefix_len());
-        merged.prefixes.push(Prefix { address: address(net.network()), bits, policy });
+        merged.prefixes.push(Prefix { address: net.network().into(), bits, policy });
         around.push((net, whole));
     }
     merged
@@ -136,11 +133,4 @@ fn until(expires: Option<SystemTime>, host: &Host) -> Option<u64> {
     let left = expires.duration_since(host.wall).ok().filter(|left| !left.is_zero())?;
     let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
     Some(host.monotonic.0.saturating_add(left))
-}
-
-fn address(address: IpAddr) -> SourceAddress {
-    match address {
-        IpAddr::V4(address) => SourceAddress::ipv4(address.into()),
-        IpAddr::V6(address) => SourceAddress::from(address),
-    }
 }

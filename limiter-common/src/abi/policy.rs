@@ -1,5 +1,7 @@
 //! What applies to a source apart from its class: its prefix's limits, blocks and exemptions.
 
+use core::net::{IpAddr, Ipv6Addr};
+
 use super::{MAX_INTERFACES, Slot};
 use crate::time::Nanos;
 
@@ -112,9 +114,7 @@ impl SourceAddress {
     pub const fn ipv6(high: u64, low: u64) -> Self {
         Self { family: AddressFamily::Ipv6, high, low }
     }
-}
 
-impl SourceAddress {
     /// Whether no packet on a link can come from it: 127/8, multicast and 240/4 (RFC 6890 §2.2.2),
     /// the rest of 0/8 than 0.0.0.0 (which DHCP clients use, RFC 2131 §4.1); `::1`, `ff00::/8` and
     /// `::ffff:0:0/96` (RFC 6890 §2.2.3).
@@ -134,8 +134,17 @@ impl SourceAddress {
     }
 }
 
-impl From<core::net::Ipv6Addr> for SourceAddress {
-    fn from(address: core::net::Ipv6Addr) -> Self {
+impl From<IpAddr> for SourceAddress {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::ipv4(address.to_bits()),
+            IpAddr::V6(address) => address.into(),
+        }
+    }
+}
+
+impl From<Ipv6Addr> for SourceAddress {
+    fn from(address: Ipv6Addr) -> Self {
         let address = u128::from(address);
         #[expect(clippy::cast_possible_truncation, reason = "the halves of the address")]
         Self::ipv6((address >> 64) as u64, address as u64)

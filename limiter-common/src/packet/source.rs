@@ -1,5 +1,7 @@
 //! Which bucket a source address belongs to.
 
+use core::net::IpAddr;
+
 use crate::abi::SourceAddress;
 
 /// Whose bucket a packet meets: a number within a space, so that addresses that mean different
@@ -69,6 +71,19 @@ impl Source {
             Self { space: Space::Ipv4, bits: low & 0xffff_ffff }
         } else {
             Self::ipv6(high, low)
+        }
+    }
+}
+
+/// Of the packets that come from an address.
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::ipv4(address.to_bits()),
+            IpAddr::V6(address) => {
+                let SourceAddress { high, low, .. } = address.into();
+                Self::ipv6(high, low)
+            }
         }
     }
 }

@@ -175,7 +175,7 @@ fn contend(lines: usize) -> (u64, u64) {
                 place
             };
             let mut moment = Moment::new(now(), now);
-            if bucket::admit(table.tat(place), &mut moment, limit.cost(), limit.tolerance()) {
+            if bucket::admit(&table.tat(place), &mut moment, limit.cost(), limit.tolerance()) {
                 admitted[number as usize].fetch_add(1, Relaxed);
             }
         }

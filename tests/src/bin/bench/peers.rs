@@ -10,7 +10,7 @@ use limiter_common::Family;
 use crate::{
     config::{SHIPPED_LIMIT, SHIPPED_SOURCES, Shipped, now},
     runner::{self, FORGED_IPV4, FORGED_IPV6, program},
-    stage::{CLIENTS, From, Stage, Standing, source_of},
+    stage::{CLIENTS, From, Stage, Standing},
 };
 
 /// A filter that floods are measured against.
@@ -183,7 +183,7 @@ fn limiter(stage: &Stage) -> Result<Installed> {
     let own = inside.netns.run(limiter_agent::host::addresses);
     datapath.own(&own)?;
     for number in 0..CLIENTS {
-        datapath.prove(source_of(stage.client(Standing::Proven, number)), now()?);
+        datapath.prove(stage.client(Standing::Proven, number).into(), now()?);
     }
     inside.netns.run(|| plan.interfaces.iter().try_for_each(|it| datapath.attach(it).map(drop)))?;
     Ok(Installed::Limiter(Box::new(datapath)))

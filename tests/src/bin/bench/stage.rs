@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use limiter_common::{Family, packet::Source};
+use limiter_common::Family;
 use limiter_tests::{
     frames,
     generator::{Flood, Generator, Honest, Order, Sources},
@@ -289,18 +289,6 @@ impl Sink {
         self.stop.store(true, Ordering::Relaxed);
         let counts = self.thread.join().map_err(|_| anyhow!("the counting thread panicked"))?;
         Ok(counts?)
-    }
-}
-
-/// The source that a client's address belongs to.
-pub(crate) fn source_of(address: IpAddr) -> Source {
-    match address {
-        IpAddr::V4(address) => Source::ipv4(address.to_bits()),
-        IpAddr::V6(address) => {
-            let bits = address.to_bits();
-            let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default();
-            Source::ipv6(half(bits >> 64), half(bits))
-        }
     }
 }
 
