@@ -1,8 +1,8 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    BucketState, Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_INTERFACES,
-    OwnAddress, Policy, PrefixKey, Settings,
+    Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, OwnAddress, Policy, PrefixKey,
+    Settings,
 };
 use limiter_common::units::Limits;
 
@@ -36,7 +36,6 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         array(sizes.limits, size_of::<Limits>()),
         counters(sizes.counters.cells()),
         bytes(2 * size_of::<Settings>()),
-        bytes(MAX_INTERFACES * size_of::<BucketState>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
         array(OWN, OWN_ENTRY),
     ];

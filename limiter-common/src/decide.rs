@@ -50,9 +50,7 @@ pub trait Env {
         cost: u64,
         tolerance: u64,
     ) -> bool;
-    /// The cap on ARP and neighbour discovery of an interface.
-    fn neighbours(&self, slot: Slot) -> Option<Self::Cell>;
-    /// A budget of a class or of all.
+    /// A budget of a class, of all, or of an interface.
     fn budget(&self, budget: BudgetCell) -> Option<Self::Cell>;
     /// Whether the address is one of this host's.
     fn is_own(&self, address: SourceAddress) -> bool;
@@ -182,8 +180,7 @@ struct Arrival<'a> {
 fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
     let cap = &settings.neighbours;
     let mut moment = moment(env.now(Clock::FINE), Clock::FINE, env);
-    let Some(cell) = env.neighbours(slot) else { return Reason::Neighbour };
-    bucket::clamp(&cell, moment.now(), cap.tolerance());
+    let Some(cell) = env.budget(BudgetCell::neighbours(slot)) else { return Reason::Neighbour };
     if bucket::admit(&cell, &mut moment, cap.cost(), cap.tolerance()) {
         Reason::Neighbour
     } else {
@@ -314,7 +311,8 @@ fn share(standing: Standing, best: Standing, tolerance: u64) -> u64 {
 /// How far a source of `standing` may draw on a budget for new sources. One that comes back and finds
 /// its bucket gone has half as much again to itself, that strangers cannot spend.
 #[inline(always)]
-fn reach(standing: Standing, budget: &PacketLimit) -> u64 {
+#[must_use]
+pub fn reach(standing: Standing, budget: &PacketLimit) -> u64 {
     let tolerance = budget.tolerance();
     match standing {
         Standing::STRANGER => tolerance,
@@ -332,10 +330,7 @@ fn has_room<E: Env>(
     now: Tick,
     env: &E,
 ) -> bool {
-    let Some(cell) = env.budget(cell) else { return true };
-    // It is not resolved anew after a reload as sources are, so a debt is shortened here.
-    bucket::clamp(&cell, now, reach(Standing::PROVEN, budget));
-    bucket::has_room(&cell, now, budget.cost(), tolerance)
+    env.budget(cell).is_none_or(|cell| bucket::has_room(&cell, now, budget.cost(), tolerance))
 }
 
 /// Whether the budgets for new sources, the class's and the common one, have room for one more.
@@ -386,15 +381,8 @@ fn admit<E: Env>(
             return Some(Reason::NewSource);
         }
     }
-    let (all, own) = (&settings.new_sources, &class.new_sources);
-    if own.is_limited()
-        && let Some(cell) = env.budget(BudgetCell::new_sources(class.id))
-    {
-        bucket::charge(&cell, now, own.cost(), reach(standing, own));
-    }
-    if let Some(cell) = env.budget(BudgetCell::new_sources(ClassId::NONE)) {
-        bucket::charge(&cell, now, all.cost(), reach(standing, all));
-    }
+    add(BudgetCell::new_sources(class.id), &class.new_sources, now, env);
+    add(BudgetCell::new_sources(ClassId::NONE), &settings.new_sources, now, env);
     None
 }
 
@@ -492,13 +480,13 @@ fn charge<E: Env>(
     Reason::Conform
 }
 
-/// Charges a sum, if there is one.
+/// Charges a budget, if it is one.
 #[inline(always)]
-fn add<E: Env>(cell: BudgetCell, sum: &PacketLimit, now: Tick, env: &E) {
-    if sum.is_limited()
+fn add<E: Env>(cell: BudgetCell, budget: &PacketLimit, now: Tick, env: &E) {
+    if budget.is_limited()
         && let Some(cell) = env.budget(cell)
     {
-        bucket::charge(&cell, now, sum.cost(), sum.tolerance());
+        bucket::charge(&cell, now, budget.cost(), budget.tolerance());
     }
 }
 

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use limiter_common::{
     Env, Family,
-    abi::{BudgetCell, ClassId, Policy, PolicyId, PrefixKey, Settings, Slot, SourceAddress},
+    abi::{BudgetCell, ClassId, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
     bucket::Cell,
     decide::WidePrefix,
     hash::{HashKey, SourceHash},
@@ -23,8 +23,9 @@ use crate::{
     lines::{self, BucketRef},
     maps::{
         ACTIVE, BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, KNOWN, KNOWN_PLACES,
-        LIMITS, NEIGHBOURS, OWN, POLICIES, PREFIXES, SETTINGS,
+        LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
     },
+    view::hidden,
 };
 
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
@@ -103,12 +104,6 @@ impl Env for MapEnv {
     }
 
     #[inline(always)]
-    fn neighbours(&self, slot: Slot) -> Option<Tat> {
-        // SAFETY: a field of a map value, which lives as long as the program runs.
-        NEIGHBOURS.get_ptr_mut(slot.0).map(|bucket| Tat(unsafe { &raw mut (*bucket).tat }))
-    }
-
-    #[inline(always)]
     fn budget(&self, budget: BudgetCell) -> Option<Tat> {
         // SAFETY: a field of a map value, which lives as long as the program runs.
         BUDGETS.get_ptr_mut(budget.index()).map(|budget| Tat(unsafe { &raw mut (*budget).tat }))
@@ -136,12 +131,7 @@ impl Env for MapEnv {
 
     #[inline(always)]
     fn opaque(&self, value: u32, unknown: Nanos) -> u32 {
-        let mut value = u64::from(value);
-        // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work it out.
-        unsafe {
-            asm!("{v} ^= {u}", "{v} ^= {u}", v = inout(reg) value, u = in(reg) unknown.0);
-        }
-        value as u32
+        hidden(value, unknown.0)
     }
 
     #[inline(always)]

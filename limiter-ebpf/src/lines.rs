@@ -19,6 +19,7 @@ use crate::{
         BUCKETS_V4, BUCKETS_V6, BYTES, BYTES_V4, BYTES_V6, CEILINGS, LINES_CEILINGS, LINES_V4,
         LINES_V6,
     },
+    view::hidden,
 };
 
 /// The bucket of `source` in `class`.
@@ -362,14 +363,7 @@ macro_rules! line {
 
             #[inline(always)]
             fn opaque(value: u32, unknown: Meta) -> u32 {
-                let mut value = u64::from(value);
-                // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work
-                // it out.
-                unsafe {
-                    asm!("{v} ^= {u}", "{v} ^= {u}",
-                        v = inout(reg) value, u = in(reg) u64::from(unknown.0));
-                }
-                value as u32
+                hidden(value, unknown.0.into())
             }
 
             #[inline(always)]

@@ -9,8 +9,8 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        BucketState, Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6,
-        MAX_INTERFACES, OwnAddress, Policy, PolicyId, PrefixKey, Settings,
+        Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, OwnAddress, Policy,
+        PolicyId, PrefixKey, Settings,
     },
     units::Limits,
 };
@@ -43,9 +43,7 @@ pub(crate) static KNOWN: Array<KnownWords, 1, MMAPABLE> = Array::new();
 #[btf_map]
 pub(crate) static OWN: HashMap<OwnAddress, u32, 4096> = HashMap::new();
 #[btf_map]
-pub(crate) static NEIGHBOURS: Array<BucketState, { MAX_INTERFACES }> = Array::new();
-#[btf_map]
-pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }> = Array::new();
+pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Array::new();
 #[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
 #[btf_map]

@@ -61,12 +61,7 @@ impl PacketView for FrameView<'_> {
 
     #[inline(always)]
     fn opaque(&self, value: u32) -> u32 {
-        let mut value = u64::from(value);
-        // SAFETY: register arithmetic only: x ^ y ^ y is x, but the verifier does not work it out.
-        unsafe {
-            asm!("{v} ^= {n}", "{v} ^= {n}", v = inout(reg) value, n = in(reg) u64::from(self.length));
-        }
-        value as u32
+        hidden(value, self.length.into())
     }
 }
 
@@ -86,6 +81,18 @@ impl FrameView<'_> {
         };
         (error == 0).then(|| first(word.to_ne_bytes()))
     }
+}
+
+/// `value`, of which the verifier no longer knows anything, if `unknown` is that to it: x ^ y ^ y is x,
+/// but it does not work that out.
+#[inline(always)]
+pub(crate) fn hidden(value: u32, unknown: u64) -> u32 {
+    let mut value = u64::from(value);
+    // SAFETY: register arithmetic only.
+    unsafe {
+        asm!("{v} ^= {u}", "{v} ^= {u}", v = inout(reg) value, u = in(reg) unknown);
+    }
+    value as u32
 }
 
 /// The offset, which is at most [`MAX_OFFSET`], with that bound where every verifier sees it: kernel

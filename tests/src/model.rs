@@ -11,7 +11,7 @@ use limiter_agent::plan::{Plan, Prefix};
 use limiter_common::{
     Bucket, Env, Outcome,
     abi::{
-        BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings, Slot,
+        BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings,
         SourceAddress,
     },
     bucket::{self, Moment},
@@ -42,7 +42,6 @@ impl Model {
             policies: plan.policies.clone(),
             limits: plan.limits.clone(),
             buckets: RefCell::default(),
-            neighbours: RefCell::default(),
             budgets: RefCell::default(),
             ceilings: RefCell::default(),
             known: RefCell::default(),
@@ -84,7 +83,6 @@ struct Maps {
     policies: Vec<Policy>,
     limits: Vec<Limits>,
     buckets: RefCell<HashMap<(Source, ClassId), Rc<SharedBucket>>>,
-    neighbours: RefCell<HashMap<Slot, Word>>,
     budgets: RefCell<HashMap<u32, Word>>,
     ceilings: RefCell<HashMap<(WidePrefix, ClassId), Word>>,
     known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
@@ -153,10 +151,6 @@ impl Env for Maps {
         let cell =
             ceilings.entry((prefix, class)).or_insert_with(|| Rc::new(AtomicU64::new(now.0)));
         bucket::admit(cell, &mut Moment::new(now, || now), cost, tolerance)
-    }
-
-    fn neighbours(&self, slot: Slot) -> Option<Word> {
-        Some(self.neighbours.borrow_mut().entry(slot).or_default().clone())
     }
 
     fn budget(&self, budget: BudgetCell) -> Option<Word> {

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
-use limiter_common::abi::{ABI_VERSION, BudgetCell, ClassId, Count};
+use limiter_common::abi::{ABI_VERSION, ClassId, Count};
 use limiter_common::time::Tick;
-use limiter_common::units::PacketLimit;
 
 use super::Agent;
 use crate::config::{self, Budget, Config, FaultAction, Mode};
@@ -34,7 +33,7 @@ impl Agent {
             packets: self.ledger.rows(&self.datapath.counters()?, &self.plan.names),
             capacities: self.capacities().to_vec(),
             sources: self.sources(),
-            pressures: self.pressures()?,
+            pressures: self.pressures(),
             proofs: vec![("handshakes", self.deaf.is_none())],
             created: self
                 .datapath
@@ -113,34 +112,20 @@ impl Agent {
     }
 
     /// How much of its shared budgets each class that has any has used up, the most used counts.
-    fn pressures(&self) -> Result<Vec<(String, f64)>, DatapathError> {
+    fn pressures(&self) -> Vec<(String, f64)> {
         let now = Tick::from(host::monotonic());
-        let used = |cell, limit: &PacketLimit| -> Result<Option<f64>, DatapathError> {
-            if !limit.is_limited() {
-                return Ok(None);
-            }
-            let debt = self.datapath.budget(cell)?.since(now).max(0).cast_unsigned();
+        let mut pressures: BTreeMap<ClassId, f64> = BTreeMap::new();
+        for (class, cell, budget) in self.plan.budgets() {
+            let debt = self.datapath.budget(cell).since(now).max(0).cast_unsigned();
             #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
-            let share = debt as f64 / limit.tolerance() as f64;
-            Ok(Some(share.min(1.0)))
-        };
-        let settings = &self.plan.settings;
-        let all = BudgetCell::new_sources(ClassId::NONE);
-        let mut pressures: Vec<_> = used(all, &settings.new_sources)?
-            .map(|share| ("none".to_owned(), share))
-            .into_iter()
-            .collect();
-        for (class, config) in settings.classes.iter().zip(&self.config.classes) {
-            let shares = [
-                used(BudgetCell::new_sources(class.id), &class.new_sources)?,
-                used(BudgetCell::unproven(class.id), &class.unproven)?,
-                used(BudgetCell::total(class.id), &class.total)?,
-            ];
-            if let Some(most) = shares.into_iter().flatten().reduce(f64::max) {
-                pressures.push((config.name.clone(), most));
-            }
+            let share = (debt as f64 / budget.tolerance() as f64).min(1.0);
+            let most = pressures.entry(class).or_default();
+            *most = share.max(*most);
         }
-        Ok(pressures)
+        let classes = self.plan.names.classes().map(|(name, id)| (id, name));
+        let labels: BTreeMap<_, _> = classes.chain([(ClassId::NONE, "none")]).collect();
+        let named = |(class, share)| labels.get(&class).map(|name| ((*name).to_owned(), share));
+        pressures.into_iter().filter_map(named).collect()
     }
 
     /// Of the maps as they were made, whatever the file says now.

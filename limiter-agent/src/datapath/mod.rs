@@ -9,19 +9,23 @@ mod handshakes;
 mod link;
 mod shared;
 
-use std::{collections::HashSet, fs::File, io, io::Read as _};
+use std::{collections::HashSet, fs::File, io, io::Read as _, sync::atomic::Ordering::Relaxed};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Array, HashMap, PerCpuArray},
+    maps::{HashMap, PerCpuArray},
     programs::{ProgramError, Xdp, sock_ops::SockOpsLink},
 };
 use limiter_common::{
     Family, Outcome,
     abi::{
-        Budget, BudgetCell, Count, CounterShape, OwnAddress, PROGRAM, SourceAddress, global, map,
+        BudgetCell, Count, CounterShape, MAX_INTERFACES, OwnAddress, PROGRAM, Slot, SourceAddress,
+        global, map,
     },
+    bucket,
+    decide::reach,
     hash::HashKey,
+    known::Standing,
     packet::Source,
     time::{Nanos, Tick},
 };
@@ -33,7 +37,10 @@ pub use self::{
     link::{Attachment, LinkKind, foreign_program},
     shared::Tracked,
 };
-use crate::plan::{Guarded, MapSizes, Plan};
+use crate::{
+    host,
+    plan::{Guarded, MapSizes, Plan},
+};
 
 /// The compiled XDP program.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
@@ -102,7 +109,22 @@ impl Datapath {
         if self.banks.comes_round() {
             self.shared.forget_policies();
         }
-        self.banks.install(&mut self.ebpf, &self.sizes, plan)
+        self.banks.install(&mut self.ebpf, &self.sizes, plan)?;
+        self.shorten(plan, host::monotonic().into());
+        Ok(())
+    }
+
+    /// Shortens what looser budgets left as debts, so that one that was raised is felt at once. (A
+    /// source's bucket is brought up to date by its next packet.)
+    fn shorten(&self, plan: &Plan, now: Tick) {
+        for (_, cell, budget) in plan.budgets() {
+            bucket::clamp(&self.shared.budget(cell), now, reach(Standing::PROVEN, &budget));
+        }
+        let cap = plan.settings.neighbours;
+        for slot in (0..).map(Slot).take(MAX_INTERFACES) {
+            let cell = self.shared.budget(BudgetCell::neighbours(slot));
+            bucket::clamp(&cell, now, cap.tolerance());
+        }
     }
 
     /// Says which addresses are this host's own: packets from them are forged.
@@ -147,14 +169,9 @@ impl Datapath {
     }
 
     /// The theoretical arrival time of a budget.
-    ///
-    /// # Errors
-    /// [`DatapathError::Map`] when the map cannot be read.
-    pub fn budget(&self, budget: BudgetCell) -> Result<Tick, DatapathError> {
-        let failed = |error| DatapathError::map(map::BUDGETS, error);
-        let map = self.ebpf.map(map::BUDGETS).ok_or(DatapathError::MissingMap(map::BUDGETS))?;
-        let budgets: Array<_, Budget> = map.try_into().map_err(failed)?;
-        Ok(Tick(budgets.get(&budget.index(), 0).map_err(failed)?.tat))
+    #[must_use]
+    pub fn budget(&self, cell: BudgetCell) -> Tick {
+        Tick(self.shared.budget(cell).load(Relaxed))
     }
 
     /// Attaches the program to an interface.

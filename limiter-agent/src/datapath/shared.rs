@@ -1,4 +1,4 @@
-//! Maps that the agent and the program share by memory: the bucket table and the filters.
+//! Maps that the agent and the program share by memory: the bucket table, the filters and the budgets.
 
 use std::{
     array,
@@ -16,7 +16,7 @@ use aya::{
 };
 use limiter_common::{
     Family,
-    abi::{KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
+    abi::{Budget, BudgetCell, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
     hash::{HashKey, SourceHash},
     known::{Filter, Mark},
     packet::Source,
@@ -36,11 +36,12 @@ pub struct Tracked {
     pub unproven: u64,
 }
 
-/// The table and the filters, as memory.
+/// The table, the filters and the budgets, as memory.
 pub(super) struct SharedMaps {
     v4: Mapping<LineV4>,
     v6: Mapping<LineV6>,
     known: Mapping<KnownWords>,
+    budgets: Mapping<Budget>,
     key: HashKey,
 }
 
@@ -50,6 +51,7 @@ impl SharedMaps {
             v4: Mapping::of(ebpf, map::BUCKETS_V4)?,
             v6: Mapping::of(ebpf, map::BUCKETS_V6)?,
             known: Mapping::of(ebpf, map::KNOWN)?,
+            budgets: Mapping::of(ebpf, map::BUDGETS)?,
             key,
         })
     }
@@ -83,6 +85,13 @@ impl SharedMaps {
                 let _ = word.compare_exchange(meta.0, meta.forgotten().0, SeqCst, Relaxed);
             }
         });
+    }
+
+    /// The theoretical arrival time of a budget.
+    pub(super) fn budget(&self, cell: BudgetCell) -> &AtomicU64 {
+        let budget = self.budgets.value(cell.index());
+        // SAFETY: a word of the mapping, aligned and touched by atomic operations only.
+        unsafe { AtomicU64::from_ptr(&raw mut (*budget).tat) }
     }
 
     /// Shows each slot of both tables: its meta, and the theoretical arrival time of its packets.

@@ -13,7 +13,8 @@ use std::time::SystemTime;
 
 use limiter_common::Reason;
 use limiter_common::abi::{
-    Ceiling, ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot, SourceAddress,
+    BudgetCell, Ceiling, ClassId, ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot,
+    SourceAddress,
 };
 use limiter_common::time::{Clock, Nanos};
 use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit};
@@ -258,10 +259,6 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     if !policies.prefixes.is_empty() {
         settings.need = settings.need.with(Need::POLICIES);
     }
-    let limits = config.classes.iter().map(|class| &class.limits).chain(&policies.limits);
-    if limits.into_iter().any(|limits| limits.bytes.is_limited()) {
-        settings.need = settings.need.with(Need::BYTES);
-    }
     let sizes = MapSizes::of(config.table, &settings, &policies, &names);
     Ok(Plan {
         settings,
@@ -316,6 +313,21 @@ fn frames_fit(
 }
 
 impl Plan {
+    /// The budgets that many sources have together: whose ([`ClassId::NONE`] is all classes'), where, and
+    /// how much.
+    pub fn budgets(&self) -> impl Iterator<Item = (ClassId, BudgetCell, PacketLimit)> {
+        let settings = &self.settings;
+        let all = (ClassId::NONE, BudgetCell::new_sources(ClassId::NONE), settings.new_sources);
+        let classes = settings.classes.iter().flat_map(|class| {
+            [
+                (class.id, BudgetCell::new_sources(class.id), class.new_sources),
+                (class.id, BudgetCell::unproven(class.id), class.unproven),
+                (class.id, BudgetCell::total(class.id), class.total),
+            ]
+        });
+        std::iter::once(all).chain(classes).filter(|(_, _, budget)| budget.is_limited())
+    }
+
     /// Whether this can be loaded into maps of the sizes `running`, which were made for another
     /// plan. Sizes are taken from [`Plan::sizes`] of the plan that the agent started with.
     ///

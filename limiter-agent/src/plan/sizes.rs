@@ -1,6 +1,6 @@
 //! How large the maps are, and whether a reload still fits them.
 
-use limiter_common::abi::{CounterShape, MAX_INTERFACES, Need, Settings, V4_SLOTS, V6_SLOTS};
+use limiter_common::abi::{CounterShape, MAX_INTERFACES, Settings, V4_SLOTS, V6_SLOTS};
 use limiter_common::units::PacketLimit;
 
 use super::policies::Merged;
@@ -42,8 +42,10 @@ impl MapSizes {
     ) -> Self {
         let ceilings = settings.classes.iter().flat_map(|class| class.ceilings);
         let mut ceilings = ceilings.chain([settings.new_sources_site]);
+        let classes = settings.classes.iter().map(|class| &class.limits);
+        let mut limits = classes.chain(&policies.limits);
         Self {
-            bytes: settings.need.has(Need::BYTES),
+            bytes: limits.any(|limits| limits.bytes.is_limited()),
             ceilings: ceilings.any(|limit: PacketLimit| limit.is_limited()),
             ipv4_sources: table.ipv4_sources,
             ipv6_sources: table.ipv6_sources,

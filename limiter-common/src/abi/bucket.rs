@@ -1,6 +1,6 @@
 //! The bucket table, the filters and the budgets as they lie in maps.
 
-use super::{AddressFamily, ClassId, MAX_CLASSES, SourceAddress};
+use super::{AddressFamily, ClassId, MAX_CLASSES, MAX_INTERFACES, Slot, SourceAddress};
 use crate::table::Meta;
 
 /// Slots in a line of the IPv4 table.
@@ -47,14 +47,6 @@ pub type ByteTats = [u64; V4_SLOTS];
 /// What the filters hold at one place, see [`known`](crate::known).
 pub type KnownWords = [u64; KNOWN_WORDS];
 
-/// A bucket that is not in the table: the cap on ARP and neighbour discovery of an interface.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct BucketState {
-    /// Theoretical arrival time, a [`Tick`](crate::time::Tick).
-    pub tat: u64,
-}
-
 /// A budget that many CPUs look at, alone on its cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -70,7 +62,7 @@ pub struct BudgetCell(u32);
 
 impl BudgetCell {
     /// How many there are.
-    pub const COUNT: usize = 3 * Self::CLASSES as usize;
+    pub const COUNT: usize = 3 * Self::CLASSES as usize + MAX_INTERFACES;
     #[expect(clippy::cast_possible_truncation, reason = "64")]
     const CLASSES: u32 = MAX_CLASSES as u32 + 1;
 
@@ -93,6 +85,13 @@ impl BudgetCell {
     #[must_use]
     pub const fn total(class: ClassId) -> Self {
         Self(2 * Self::CLASSES + class.0)
+    }
+
+    /// The cap on ARP and neighbour discovery of an interface.
+    #[inline(always)]
+    #[must_use]
+    pub const fn neighbours(slot: Slot) -> Self {
+        Self(3 * Self::CLASSES + slot.0)
     }
 
     /// The index in the map.

@@ -11,8 +11,8 @@ mod policy;
 mod settings;
 
 pub use bucket::{
-    BucketState, Budget, BudgetCell, ByteTats, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
-    V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
+    Budget, BudgetCell, ByteTats, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress, V4_CROWDED,
+    V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
 pub use counter::{Count, CounterShape};
 pub use policy::{
@@ -23,7 +23,7 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
@@ -62,8 +62,6 @@ pub mod map {
     pub const KNOWN: &str = "KNOWN";
     /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
     pub const OWN: &str = "OWN";
-    /// Array of [`BucketState`](super::BucketState) by [`Slot`](super::Slot): the ARP and neighbour discovery caps.
-    pub const NEIGHBOURS: &str = "NEIGHBOURS";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
     pub const BUDGETS: &str = "BUDGETS";
     /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.

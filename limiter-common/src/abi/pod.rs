@@ -5,9 +5,7 @@
     reason = "aya::Pod is an unsafe marker trait; this file is the only place for it"
 )]
 
-use super::{
-    BucketState, Budget, Count, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, Settings,
-};
+use super::{Budget, Count, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, Settings};
 use crate::units::Limits;
 
 macro_rules! pod {
@@ -18,16 +16,4 @@ macro_rules! pod {
     )*};
 }
 
-pod!(
-    BucketState,
-    Budget,
-    Count,
-    Limits,
-    LineV4,
-    LineV6,
-    OwnAddress,
-    Policy,
-    PolicyId,
-    PrefixKey,
-    Settings
-);
+pod!(Budget, Count, Limits, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, Settings);

@@ -114,8 +114,6 @@ impl Need {
     pub const LENGTH: Self = Self(4);
     /// There is a prefix, exemption or block.
     pub const POLICIES: Self = Self(8);
-    /// Some limit is in bytes.
-    pub const BYTES: Self = Self(16);
 
     /// Whether all of `other` is needed.
     #[inline(always)]
