@@ -204,6 +204,15 @@ impl Interface {
         Ok(())
     }
 
+    /// Gives the interface an address that `peer`, at the other end, need not ask for.
+    ///
+    /// # Errors
+    /// If `ip` refuses.
+    pub fn add_known_address(&self, address: IpAddr, length: u8, peer: &Self) -> Result<()> {
+        self.add_address(&format!("{address}/{length}"))?;
+        peer.add_neighbour(address, self.mac)
+    }
+
     /// Adds a permanent neighbour, so that no ARP or neighbour discovery is needed.
     ///
     /// # Errors

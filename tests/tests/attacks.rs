@@ -49,16 +49,10 @@ impl Stage {
             (&Netns::new("edge")?, "edge0"),
             VethOptions::default(),
         )?;
-        client.add_address(&format!("{CLIENT}/24"))?;
-        edge.add_address(&format!("{SERVER}/24"))?;
-        client.add_address(&format!("{CLIENT_V6}/32"))?;
-        edge.add_address(&format!("{SERVER_V6}/32"))?;
-        for server in [IpAddr::from(SERVER), SERVER_V6.into()] {
-            client.add_neighbour(server, edge.mac)?;
-        }
-        for address in [IpAddr::from(CLIENT), CLIENT_V6.into()] {
-            edge.add_neighbour(address, client.mac)?;
-        }
+        client.add_known_address(CLIENT.into(), 24, &edge)?;
+        edge.add_known_address(SERVER.into(), 24, &client)?;
+        client.add_known_address(CLIENT_V6.into(), 32, &edge)?;
+        edge.add_known_address(SERVER_V6.into(), 32, &client)?;
         let agent = Agent::start(&edge.netns, config)?;
         let echo = [IpAddr::from(SERVER), SERVER_V6.into()]
             .map(|server| EchoServer::start(&edge.netns, SocketAddr::new(server, ECHO)));

@@ -35,10 +35,8 @@ fn link() -> Result<(Interface, Interface)> {
         (&Netns::new("edge")?, "edge0"),
         VethOptions::default(),
     )?;
-    client.add_address(&format!("{CLIENT}/24"))?;
-    edge.add_address(&format!("{SERVER}/24"))?;
-    client.add_neighbour(SERVER.into(), edge.mac)?;
-    edge.add_neighbour(CLIENT.into(), client.mac)?;
+    client.add_known_address(CLIENT.into(), 24, &edge)?;
+    edge.add_known_address(SERVER.into(), 24, &client)?;
     Ok((client, edge))
 }
 

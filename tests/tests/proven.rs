@@ -73,11 +73,9 @@ impl Stage {
         let [server, one, other] = [server.parse()?, one.parse()?, other.parse()?];
         let prefix = |address: IpAddr| if address.is_ipv4() { 24 } else { 48 };
         for address in [one, other] {
-            clients.add_address(&format!("{address}/{}", prefix(address)))?;
-            edge.add_neighbour(address, clients.mac)?;
+            clients.add_known_address(address, prefix(address), &edge)?;
         }
-        edge.add_address(&format!("{server}/{}", prefix(server)))?;
-        clients.add_neighbour(server, edge.mac)?;
+        edge.add_known_address(server, prefix(server), &clients)?;
         Ok(Self { clients, edge, server, one, other })
     }
 

@@ -25,6 +25,7 @@ use crate::{
 
 mod course;
 mod mix;
+mod runtime;
 // The same code as in the program under test, so that the difference is the decision alone.
 #[path = "../../../limiter-ebpf/src/view.rs"]
 #[expect(dead_code, reason = "the parser needs neither the interface nor the context")]
@@ -127,13 +128,3 @@ fn write<const N: usize>(ctx: &XdpContext, offset: usize, bytes: [u8; N]) -> Opt
     unsafe { (target as *mut [u8; N]).write(bytes) };
     Some(())
 }
-
-/// The BPF target cannot unwind; nothing here can panic in a program that the verifier accepts.
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    loop {}
-}
-
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "license")]
-static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

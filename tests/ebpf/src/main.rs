@@ -20,6 +20,7 @@ use crate::{
 };
 
 mod mix;
+mod runtime;
 mod shared;
 
 /// How often a flood without a pace looks at the clock.
@@ -195,13 +196,3 @@ fn is_udp(ctx: &XdpContext) -> bool {
         _ => false,
     }
 }
-
-/// The BPF target cannot unwind; nothing here can panic in a program that the verifier accepts.
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    loop {}
-}
-
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "license")]
-static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -246,12 +246,7 @@ fn a_block_ends_in_time_without_the_agent() -> Result<()> {
 fn an_honest_client_beside_a_flood_gets_its_answers() -> Result<()> {
     let mut stage = Stage::new(&enforced(&LIMIT.packets()))?;
     stage.edge.add_addresses()?;
-    let mut flood =
-        Flood::new(stage.edge.udp("198.51.100.1", 40_000)?, 50_000.0, Duration::from_secs(5))
-            .cpus(0..cpus());
-    // Not more at once than the ring has room for, which the honest client needs too.
-    flood.catch_up = Duration::from_millis(2);
-
+    let flood = stage.shared_flood()?;
     let (measured, goodputs) = stage.flood_beside_clients(&flood, || Ok(()))?;
     for goodput in goodputs {
         assert!(goodput.share() >= 0.99, "{goodput:?} beside {:?}", measured.sent);
@@ -264,11 +259,7 @@ fn an_honest_client_beside_a_flood_gets_its_answers() -> Result<()> {
 fn neighbours_are_found_under_a_flood() -> Result<()> {
     let mut stage = Stage::new(&enforced(&LIMIT.packets()))?;
     stage.edge.add_addresses()?;
-    let mut flood =
-        Flood::new(stage.edge.udp("198.51.100.1", 40_000)?, 50_000.0, Duration::from_secs(5))
-            .cpus(0..cpus());
-    flood.catch_up = Duration::from_millis(2);
-
+    let flood = stage.shared_flood()?;
     let outside = stage.edge.outside.clone();
     let (measured, goodputs) = stage.flood_beside_clients(&flood, || {
         // Each time the two ends have to find each other again.

@@ -269,6 +269,15 @@ impl Stage {
         }
     }
 
+    /// A flood of one source from all CPUs that leaves others room: not more at once than the ring
+    /// has, which an honest client needs too.
+    pub(crate) fn shared_flood(&self) -> Result<Flood> {
+        let frame = self.edge.udp("198.51.100.1", 40_000)?;
+        let mut flood = Flood::new(frame, 50_000.0, Duration::from_secs(5)).cpus(0..cpus());
+        flood.catch_up = Duration::from_millis(2);
+        Ok(flood)
+    }
+
     /// A flood, beside it an honest client for each family, and `meanwhile` something else.
     pub(crate) fn flood_beside_clients(
         &mut self,
