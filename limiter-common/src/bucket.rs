@@ -73,44 +73,66 @@ impl<F: Fn() -> Tick> Moment<F> {
         self.now
     }
 
-    /// Whether a packet of `cost` conforms to a bucket with this TAT.
+    /// How much of the bucket in `cell` is used.
     ///
     /// A debt beyond the tolerance was not made by any charge at this instant or before: another
     /// CPU has read the clock after this one (which the host of a virtual CPU may have stopped in
     /// between), so the clock is read again. A flood on accurate clocks hardly ever shows such a
     /// debt, and costs no second reading.
     #[inline(always)]
-    fn conforms(&mut self, tat: u64, cost: u64, tolerance: u64) -> bool {
-        let stale = stale_beyond(cost, tolerance);
-        if !self.is_second && debt(tat, self.now, stale) > tolerance {
+    pub fn level<C: Cell>(&mut self, cell: &C, cost: u64, tolerance: u64) -> Level {
+        let mut level = Level::of(cell, self.now, cost, tolerance);
+        if !self.is_second && level.used > tolerance {
             self.now = (self.clock)();
             self.is_second = true;
+            level.used = debt(level.tat, self.now, stale_beyond(cost, tolerance));
         }
-        debt(tat, self.now, stale) + cost <= tolerance
+        level
     }
 }
 
-/// Whether a packet of `cost` conforms now; writes nothing.
-#[inline(always)]
-pub fn conforms<C: Cell, F: Fn() -> Tick>(
-    cell: &C,
-    moment: &mut Moment<F>,
-    cost: u64,
-    tolerance: u64,
-) -> bool {
-    moment.conforms(cell.load(), cost, tolerance)
+/// A bucket as it was found at some instant.
+#[derive(Clone, Copy)]
+pub struct Level {
+    tat: u64,
+    used: u64,
+}
+
+impl Level {
+    /// The bucket in `cell` at `now`.
+    #[inline(always)]
+    fn of<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) -> Self {
+        let tat = cell.load();
+        Self { tat, used: debt(tat, now, stale_beyond(cost, tolerance)) }
+    }
+
+    /// Whether a packet of `cost` conforms.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_room(self, cost: u64, tolerance: u64) -> bool {
+        self.used + cost <= tolerance
+    }
+
+    /// Whether more than half of the burst is used.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_past_half(self, tolerance: u64) -> bool {
+        self.used > tolerance / 2
+    }
+
+    /// Charges the bucket in `cell`, where it was found at `now`, with `cost`.
+    #[inline(always)]
+    pub fn charge<C: Cell>(self, cell: &C, now: Tick, cost: u64) {
+        if !(self.used == 0 && cell.compare_exchange(self.tat, now.plus(cost).0) == self.tat) {
+            cell.add(cost);
+        }
+    }
 }
 
 /// Whether a shared budget has room for `cost` within `tolerance` at `now`; writes nothing.
 #[inline(always)]
 pub fn has_room<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) -> bool {
-    debt(cell.load(), now, stale_beyond(cost, tolerance)) + cost <= tolerance
-}
-
-/// Whether more than half of the bucket is used at `now`.
-#[inline(always)]
-pub fn is_past_half<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) -> bool {
-    debt(cell.load(), now, stale_beyond(cost, tolerance)) > tolerance / 2
+    Level::of(cell, now, cost, tolerance).has_room(cost, tolerance)
 }
 
 /// Charges the bucket with `cost` if that conforms now, and says whether it did.
@@ -121,10 +143,10 @@ pub fn admit<C: Cell, F: Fn() -> Tick>(
     cost: u64,
     tolerance: u64,
 ) -> bool {
-    let tat = cell.load();
-    let conforms = moment.conforms(tat, cost, tolerance);
+    let level = moment.level(cell, cost, tolerance);
+    let conforms = level.has_room(cost, tolerance);
     if conforms {
-        charge_from(cell, tat, moment.now, cost, tolerance);
+        level.charge(cell, moment.now, cost);
     }
     conforms
 }
@@ -132,16 +154,7 @@ pub fn admit<C: Cell, F: Fn() -> Tick>(
 /// Charges the bucket with `cost`, which conformed a moment ago, even if it no longer does.
 #[inline(always)]
 pub fn charge<C: Cell>(cell: &C, now: Tick, cost: u64, tolerance: u64) {
-    charge_from(cell, cell.load(), now, cost, tolerance);
-}
-
-/// Charges a bucket whose TAT was `tat` a moment ago.
-#[inline(always)]
-fn charge_from<C: Cell>(cell: &C, tat: u64, now: Tick, cost: u64, tolerance: u64) {
-    let is_full = debt(tat, now, stale_beyond(cost, tolerance)) == 0;
-    if !(is_full && cell.compare_exchange(tat, now.plus(cost).0) == tat) {
-        cell.add(cost);
-    }
+    Level::of(cell, now, cost, tolerance).charge(cell, now, cost);
 }
 
 /// Shortens a debt left by a looser limit to the present `tolerance`, so that a limit that was
@@ -302,7 +315,7 @@ mod tests {
         fn a_drop_writes_nothing(tat in any::<u64>(), now in any::<u64>(), rate in packet_rate(), burst in 1..1_000_u64) {
             let Ok(limit) = PacketLimit::new(rate, burst) else { return Ok(()) };
             let cell = AtomicU64::new(tat);
-            let conforming = conforms(&&cell, &mut at(Tick(now)), limit.cost(), limit.tolerance());
+            let conforming = has_room(&&cell, Tick(now), limit.cost(), limit.tolerance());
             prop_assert_eq!(cell.load(Relaxed), tat);
             let admitted = admit(&&cell, &mut at(Tick(now)), limit.cost(), limit.tolerance());
             prop_assert_eq!(admitted, conforming);

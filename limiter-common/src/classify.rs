@@ -10,7 +10,7 @@ use crate::packet::Packet;
 /// configuration with its catch-all never lets happen.
 #[inline(always)]
 #[must_use]
-pub fn classify(settings: &Settings, packet: &Packet, length: u32) -> Option<usize> {
+pub fn classify(settings: &Settings, packet: &Packet) -> Option<usize> {
     let mut accepting = settings.protocols[packet.protocol.index()];
     if settings.need.has(Need::DESTINATION_PORT) {
         accepting &= match packet.ports {
@@ -25,7 +25,7 @@ pub fn classify(settings: &Settings, packet: &Packet, length: u32) -> Option<usi
         };
     }
     if settings.need.has(Need::LENGTH) {
-        accepting &= settings.lengths.accepting(saturate(length));
+        accepting &= settings.lengths.accepting(saturate(packet.length));
     }
     (accepting != 0).then(|| accepting.trailing_zeros() as usize)
 }

@@ -82,7 +82,7 @@ pub trait Bucket {
     type Cell: Cell;
 
     /// The packet bucket.
-    fn packets(&self) -> Option<Self::Cell>;
+    fn packets(&self) -> Self::Cell;
     /// The byte bucket, if there are any.
     fn bytes(&self) -> Option<Self::Cell>;
     /// What its slot said when it was found.
@@ -118,6 +118,24 @@ impl WidePrefix {
     }
 }
 
+/// What was decided about a frame, and its length in bytes: what is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The verdict.
+    pub outcome: Outcome,
+    /// The frame's length.
+    pub length: u32,
+}
+
+impl Decision {
+    /// About a frame of which nothing was read.
+    #[inline(always)]
+    #[must_use]
+    pub fn unread<V: PacketView + ?Sized>(view: &V, outcome: Outcome) -> Self {
+        Self { outcome, length: view.length(u32::MAX) }
+    }
+}
+
 /// Decides about the frame in `view`, received on the interface `ifindex`.
 #[inline(always)]
 pub fn decide<V: PacketView + ?Sized, E: Env>(
@@ -125,7 +143,7 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
     ifindex: u32,
     settings: &Settings,
     env: &E,
-) -> Outcome {
+) -> Decision {
     let slot = settings.slot(ifindex);
     let outside = |family, reason: Reason| Outcome {
         slot,
@@ -134,44 +152,91 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
         reason,
         action: reason.action(settings.mode, settings.drops),
     };
-    let packet = match parse(view) {
-        Frame::Ip(packet) => packet,
-        Frame::NonIp => return outside(Family::Other, Reason::NonIp),
-        Frame::Malformed(family) => return outside(family, Reason::Malformed),
-        Frame::Neighbour(family) => {
-            return outside(family, neighbour(slot, settings, env));
+    let (family, reason) = match parse(view) {
+        Frame::Ip(packet) => {
+            let outcome = classified(&packet, slot, settings, env)
+                .unwrap_or_else(|| outside(packet.family(), Reason::NoSettings));
+            return Decision { outcome, length: packet.length };
         }
+        Frame::NonIp => (Family::Other, Reason::NonIp),
+        Frame::Malformed(family) => (family, Reason::Malformed),
+        Frame::Neighbour(family) => (family, neighbour(slot, settings, env)),
     };
-    let length = view.length();
-    let Some((order, class)) = classify(settings, &packet, length)
-        .and_then(|order| Some((order, settings.classes.get(order)?)))
-    else {
-        return outside(packet.family(), Reason::NoSettings);
-    };
+    Decision::unread(view, outside(family, reason))
+}
+
+/// Decides about an IP packet; `None` if no class takes it.
+#[inline(always)]
+fn classified<E: Env>(
+    packet: &Packet,
+    slot: Slot,
+    settings: &Settings,
+    env: &E,
+) -> Option<Outcome> {
+    let sighting = Sighting::new(packet.source, env);
+    let order = classify(settings, packet)?;
+    let class = settings.classes.get(order)?;
     let class = env.pinned(class);
     let reason = if class.mode == Mode::BYPASS {
         Reason::Bypass
     } else {
         let now = env.now(class.clock);
-        judge(&Arrival { packet: &packet, length, slot, now, order, class }, settings, env)
+        judge(&Arrival { packet, slot, now, order, class }, &sighting, settings, env)
     };
-    Outcome {
+    Some(Outcome {
         slot,
         family: packet.family(),
         class: class.id,
         reason,
         action: reason.action(class.mode, settings.drops),
-    }
+    })
 }
 
 /// A classified packet.
 struct Arrival<'a> {
     packet: &'a Packet,
-    length: u32,
     slot: Slot,
     now: Nanos,
     order: usize,
     class: &'a ClassSettings,
+}
+
+/// What the filters say of a packet's source. Looked up before the packet is classified, so that the
+/// processor goes on with that while it waits for the filters' memory.
+struct Sighting<K> {
+    hash: SourceHash,
+    known: Option<K>,
+    /// By the coarse clock, which is good enough for filters.
+    now: Nanos,
+    standing: Standing,
+    /// It need not be marked as seen again; a number for the verifier's sake.
+    is_fresh: u32,
+}
+
+impl<K: Known> Sighting<K> {
+    #[inline(always)]
+    fn new<E: Env<Known = K>>(source: Source, env: &E) -> Self {
+        let now = env.now(Clock::COARSE);
+        let hash = env.key().source(source);
+        let known = env.known(hash);
+        // Without the filters nobody is known, and nobody a stranger.
+        let (standing, is_fresh) = known
+            .as_ref()
+            .map_or((Standing::SEEN, true), |known| known::standing(known, Mark::of(hash), now));
+        let hide = |value| env.opaque(value, now);
+        let (standing, is_fresh) = (standing.hidden(hide), hide(is_fresh.into()));
+        Self { hash, known, now, standing, is_fresh }
+    }
+
+    /// Remembers that the source conforms, if it has not been lately.
+    #[inline(always)]
+    fn remember(&self) {
+        if self.is_fresh == 0
+            && let Some(known) = &self.known
+        {
+            Mark::of(self.hash).set(known, Filter::Seen, self.now);
+        }
+    }
 }
 
 /// ARP and neighbour discovery: one cap for both on an interface, so that neither can be used to
@@ -191,20 +256,17 @@ fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
 /// The limits of the packet's source. First what only reads a word that all share, so that a flood
 /// of forged sources touches no line of the table; then its policy; then its bucket.
 #[inline(always)]
-fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason {
+fn judge<E: Env>(
+    arrival: &Arrival<'_>,
+    sighting: &Sighting<E::Known>,
+    settings: &Settings,
+    env: &E,
+) -> Reason {
     let Arrival { packet, class, .. } = arrival;
     let source = packet.source;
     let mut moment = moment(arrival.now, class.clock, env);
     let now = moment.now();
-    let hash = env.key().source(source);
-    let mark = Mark::of(hash);
-    let known = env.known(hash);
-    // Without the filters nobody is known, and nobody a stranger.
-    let (standing, is_fresh) = known
-        .as_ref()
-        .map_or((Standing::SEEN, true), |known| known::standing(known, mark, arrival.now));
-    let hide = |value| env.opaque(value, arrival.now);
-    let (standing, is_fresh) = (standing.hidden(hide), hide(is_fresh.into()) != 0);
+    let &Sighting { hash, standing, .. } = sighting;
     let gate = gate(standing, arrival, settings, env);
     // A service that is exempt here passes even while strangers do not.
     if let Some(reason) = gate
@@ -224,28 +286,24 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
     if let Some(reason) = gate {
         return reason;
     }
-    let renewed = meta
-        .unwrap_or(Meta::owner(source.space, class.id))
-        .with_proven(standing == Standing::PROVEN)
-        .with_policy(settings.epoch, policy);
     let bucket = if let Some(bucket) = found {
-        renew(&bucket, renewed, limits, now, settings.epoch);
+        renew(&bucket, standing, policy, limits, now, settings.epoch);
         bucket
     } else {
         if let Some(reason) = admit(standing, arrival, settings, env) {
             return reason;
         }
-        match env.create(source, class.id, hash, renewed, now) {
+        let meta = Meta::owner(source.space, class.id)
+            .with_proven(standing == Standing::PROVEN)
+            .with_policy(settings.epoch, policy);
+        match env.create(source, class.id, hash, meta, now) {
             Some(bucket) => bucket,
             None => return Reason::TableFull,
         }
     };
     let reason = charge(&bucket, arrival, limits, standing, &mut moment, env);
-    if reason == Reason::Conform
-        && !is_fresh
-        && let Some(known) = &known
-    {
-        mark.set(known, Filter::Seen, arrival.now);
+    if reason == Reason::Conform {
+        sighting.remember();
     }
     reason
 }
@@ -253,21 +311,28 @@ fn judge<E: Env>(arrival: &Arrival<'_>, settings: &Settings, env: &E) -> Reason 
 /// Brings a bucket up to date whose slot was written under older settings, or before its source was
 /// proven.
 #[inline(always)]
-fn renew<B: Bucket>(bucket: &B, renewed: Meta, limits: &Limits, now: Tick, epoch: u32) {
-    let is_current = bucket.meta().is_of(epoch);
-    if !is_current {
-        if let Some(packets) = bucket.packets() {
-            bucket::clamp(&packets, now, limits.packets.tolerance());
-        }
+fn renew<B: Bucket>(
+    bucket: &B,
+    standing: Standing,
+    policy: PolicyId,
+    limits: &Limits,
+    now: Tick,
+    epoch: u32,
+) {
+    let meta = bucket.meta();
+    let is_proven = standing == Standing::PROVEN;
+    if meta.is_of(epoch) && (meta.is_proven() || !is_proven) {
+        return;
+    }
+    if !meta.is_of(epoch) {
+        bucket::clamp(&bucket.packets(), now, limits.packets.tolerance());
         if limits.bytes.is_limited()
             && let Some(bytes) = bucket.bytes()
         {
             bucket::clamp(&bytes, now, limits.bytes.tolerance());
         }
     }
-    if !is_current || renewed.is_proven() && !bucket.meta().is_proven() {
-        bucket.set_meta(renewed);
-    }
+    bucket.set_meta(meta.with_proven(is_proven).with_policy(epoch, policy));
 }
 
 /// What a packet meets before the table: the sums of its class, and for a stranger the budget for
@@ -443,36 +508,35 @@ fn charge<E: Env>(
 ) -> Reason {
     let Limits { packets, bytes } = limits;
     let class = arrival.class;
-    let frame = bytes.cost_of(arrival.length);
     let byte_cell = if bytes.is_limited() { bucket.bytes() } else { None };
-    if let Some(cell) = &byte_cell
-        && !bucket::conforms(cell, moment, frame, bytes.tolerance())
-    {
-        return Reason::ByteRate;
+    if let Some(cell) = &byte_cell {
+        let frame = bytes.cost_of(arrival.packet.length);
+        if !moment.level(cell, frame, bytes.tolerance()).has_room(frame, bytes.tolerance()) {
+            return Reason::ByteRate;
+        }
     }
-    if packets.is_limited()
-        && let Some(cell) = bucket.packets()
-    {
+    if packets.is_limited() {
+        let cell = bucket.packets();
         let (cost, tolerance) = (packets.cost(), packets.tolerance());
-        if !bucket::conforms(&cell, moment, cost, tolerance) {
+        let level = moment.level(&cell, cost, tolerance);
+        if !level.has_room(cost, tolerance) {
             return Reason::PacketRate;
         }
         // A ceiling is for sources that take much: below half of their burst a forged neighbour
         // cannot do anything to them.
-        if bucket::is_past_half(&cell, moment.now(), cost, tolerance)
-            && !pass_ceilings(arrival, moment.now(), env)
-        {
-            // It pays all the same: else it would soon be below half again, and all together would have
-            // their full rates in spite of the ceiling.
-            bucket::charge(&cell, moment.now(), cost, tolerance);
+        let passes = !level.is_past_half(tolerance) || pass_ceilings(arrival, moment.now(), env);
+        // It pays also where a ceiling refuses it: else it would soon be below half again, and all
+        // together would have their full rates in spite of the ceiling.
+        level.charge(&cell, moment.now(), cost);
+        if !passes {
             return Reason::Ceiling;
         }
-        bucket::charge(&cell, moment.now(), cost, tolerance);
-    }
-    if let Some(cell) = &byte_cell {
-        bucket::charge(cell, moment.now(), frame, bytes.tolerance());
     }
     let now = moment.now();
+    if let Some(cell) = &byte_cell {
+        let frame = bytes.cost_of(arrival.packet.length);
+        bucket::charge(cell, now, frame, bytes.tolerance());
+    }
     if standing != Standing::PROVEN {
         add(BudgetCell::unproven(class.id), &class.unproven, now, env);
     }

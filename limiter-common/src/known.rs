@@ -64,13 +64,13 @@ pub enum Filter {
 
 impl Filter {
     /// How long a generation of it lasts, as a power of two of nanoseconds: 9.2 minutes for proofs
-    /// (renewed by each handshake, and by the agent while a connection lasts), 8.6 seconds for what
+    /// (renewed by each handshake, and by the agent while a connection lasts), 4.3 seconds for what
     /// was seen (renewed by each generation's first packet within the limits). A mark lasts for the
     /// rest of its generation and all of the next.
     const fn shift(self) -> u32 {
         match self {
             Self::Proven => 39,
-            Self::Seen => 33,
+            Self::Seen => 32,
         }
     }
 

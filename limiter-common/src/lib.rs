@@ -27,6 +27,6 @@ pub mod time;
 pub mod units;
 pub mod verdict;
 
-pub use decide::{Bucket, Env, decide};
+pub use decide::{Bucket, Decision, Env, decide};
 pub use packet::PacketView;
 pub use verdict::{Action, Family, Outcome, Reason};

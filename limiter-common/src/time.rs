@@ -20,8 +20,8 @@ pub struct Clock(u32);
 impl Clock {
     /// Exact (`bpf_ktime_get_ns`), and the dearest thing that a packet meets.
     pub const FINE: Self = Self(0);
-    /// That of the last timer tick (`bpf_ktime_get_coarse_ns`), up to a tick (1 to 10 ms) behind,
-    /// for half the price.
+    /// That of the last timer tick (`CLOCK_MONOTONIC_COARSE`), up to a tick (1 to 10 ms) behind, for
+    /// nearly nothing.
     pub const COARSE: Self = Self(1);
 
     /// The cheapest clock that is exact enough for a bucket of this `tolerance`, in ticks of the

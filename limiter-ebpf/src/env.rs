@@ -2,10 +2,7 @@
 
 use core::{arch::asm, ptr};
 
-use aya_ebpf::{
-    btf_maps::lpm_trie::Key,
-    helpers::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
-};
+use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_ktime_get_ns};
 use limiter_common::{
     Env, Family,
     abi::{BudgetCell, ClassId, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
@@ -20,6 +17,7 @@ use limiter_common::{
 };
 
 use crate::{
+    clock,
     lines::{self, BucketRef},
     maps::{
         ACTIVE, BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, KNOWN, KNOWN_PLACES,
@@ -47,11 +45,11 @@ impl Env for MapEnv {
 
     #[inline(always)]
     fn now(&self, clock: Clock) -> Nanos {
-        // SAFETY: the helpers have no arguments and no preconditions.
-        Nanos(match clock {
-            Clock::COARSE => unsafe { bpf_ktime_get_coarse_ns() },
-            _ => unsafe { bpf_ktime_get_ns() },
-        })
+        match clock {
+            Clock::COARSE => clock::coarse(),
+            // SAFETY: no arguments and no preconditions.
+            _ => Nanos(unsafe { bpf_ktime_get_ns() }),
+        }
     }
 
     #[inline(always)]

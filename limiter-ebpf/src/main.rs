@@ -4,6 +4,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod clock;
 mod env;
 mod handshakes;
 mod lines;
@@ -16,7 +17,7 @@ use aya_ebpf::{
     macros::xdp,
     programs::XdpContext,
 };
-use limiter_common::{Action, Outcome, decide};
+use limiter_common::{Action, Decision, Outcome, decide};
 
 use crate::{env::MapEnv, record::record, view::FrameView};
 
@@ -24,12 +25,12 @@ use crate::{env::MapEnv, record::record, view::FrameView};
 #[xdp(frags)]
 pub(crate) fn limiter(ctx: XdpContext) -> u32 {
     let view = FrameView::new(&ctx);
-    let outcome = match env::settings() {
+    let decision = match env::settings() {
         Some(settings) => decide(&view, view.ifindex(), settings, &MapEnv),
-        None => Outcome::NO_SETTINGS,
+        None => Decision::unread(&view, Outcome::NO_SETTINGS),
     };
-    record(&view, &outcome);
-    match outcome.action {
+    record(&view, &decision);
+    match decision.outcome.action {
         Action::Pass | Action::WouldDrop => XDP_PASS,
         Action::Drop => XDP_DROP,
     }

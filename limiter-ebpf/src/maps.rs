@@ -45,6 +45,8 @@ pub(crate) static OWN: HashMap<OwnAddress, u32, 4096> = HashMap::new();
 #[btf_map]
 pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Array::new();
 #[btf_map]
+pub(crate) static ORIGIN: Array<u64, 1> = Array::new();
+#[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
 #[btf_map]
 pub(crate) static CREATED: PerCpuArray<u64, 2> = PerCpuArray::new();
@@ -70,6 +72,9 @@ pub(crate) static LINES_CEILINGS: Global<u32> = Global::new(1);
 /// Places in the filters.
 #[unsafe(no_mangle)]
 pub(crate) static KNOWN_PLACES: Global<u32> = Global::new(1);
+/// Nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of time.
+#[unsafe(no_mangle)]
+pub(crate) static TICK: Global<u64> = Global::new(1);
 /// A part of the hash key, as the two below.
 #[unsafe(no_mangle)]
 pub(crate) static HASH_OFFSET: Global<u64> = Global::new(0);

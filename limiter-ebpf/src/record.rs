@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::XdpContext;
 use aya_log_ebpf::{info, warn};
-use limiter_common::{Outcome, PacketView as _, Reason, abi::CounterShape};
+use limiter_common::{Decision, PacketView as _, Reason, abi::CounterShape};
 
 use crate::{
     maps::{COUNTER_CLASSES, COUNTER_SLOTS, COUNTERS, LOGGED},
@@ -11,13 +11,13 @@ use crate::{
 
 /// Counts the packet in the one cell of its outcome.
 #[inline(always)]
-pub(crate) fn record(view: &FrameView<'_>, outcome: &Outcome) {
+pub(crate) fn record(view: &FrameView<'_>, Decision { outcome, length }: &Decision) {
     let shape = CounterShape { slots: COUNTER_SLOTS.load(), classes: COUNTER_CLASSES.load() };
     let Some(count) = COUNTERS.get_ptr_mut(shape.cell(outcome)) else { return };
     // SAFETY: the cell is this CPU's own, and XDP is not interrupted by itself.
     let first = unsafe {
         (*count).packets += 1;
-        (*count).bytes += u64::from(view.length());
+        (*count).bytes += u64::from(*length);
         (*count).packets == 1
     };
     if first {

@@ -15,15 +15,17 @@ const MAX_OFFSET: u32 = 0x7fff;
 /// A received frame.
 pub(crate) struct FrameView<'a> {
     ctx: &'a XdpContext,
-    length: u32,
+    /// Bytes in its first buffer; unknown to the verifier.
+    first: u32,
 }
 
 impl<'a> FrameView<'a> {
     #[inline(always)]
     pub(crate) fn new(ctx: &'a XdpContext) -> Self {
-        // SAFETY: the context is the program's own.
-        let length = unsafe { bpf_xdp_get_buff_len(ctx.ctx) };
-        Self { ctx, length: length as u32 }
+        let mut first = ctx.data_end();
+        // SAFETY: arithmetic only; written out, since the verifier wants all 64 bits of pointers in it.
+        unsafe { asm!("{end} -= {start}", end = inout(reg) first, start = in(reg) ctx.data()) };
+        Self { ctx, first: first as u32 }
     }
 
     /// What the program was called with, for logging.
@@ -41,8 +43,12 @@ impl<'a> FrameView<'a> {
 
 impl PacketView for FrameView<'_> {
     #[inline(always)]
-    fn length(&self) -> u32 {
-        self.length
+    fn length(&self, end: u32) -> u32 {
+        if end <= self.first {
+            return self.first;
+        }
+        // SAFETY: the context is the program's own.
+        unsafe { bpf_xdp_get_buff_len(self.ctx.ctx) as u32 }
     }
 
     #[inline(always)]
@@ -60,8 +66,29 @@ impl PacketView for FrameView<'_> {
     }
 
     #[inline(always)]
+    fn words<const N: usize>(&self, offset: u32) -> Option<[u64; N]> {
+        if offset > MAX_OFFSET {
+            return None;
+        }
+        let offset = bounded(offset);
+        let start = self.ctx.data() + offset;
+        let mut words = [0; N];
+        if start + 8 * N > self.ctx.data_end() {
+            for (index, word) in words.iter_mut().enumerate() {
+                *word = u64::from_be_bytes(self.load(offset + 8 * index)?);
+            }
+        } else {
+            for (index, word) in words.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *word = u64::from_be_bytes(unsafe { wide(start + 8 * index) });
+            }
+        }
+        Some(words)
+    }
+
+    #[inline(always)]
     fn opaque(&self, value: u32) -> u32 {
-        hidden(value, self.length.into())
+        hidden(value, self.first.into())
     }
 }
 
@@ -70,9 +97,6 @@ impl FrameView<'_> {
     #[inline(always)]
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         const { assert!(N <= 8) };
-        if offset + N > self.length as usize {
-            return None;
-        }
         // A whole word, since kernels before 6.3 refuse a read of what some path left unwritten.
         let mut word = 0_u64;
         // SAFETY: the buffer has 8 bytes and N is at most that; the kernel checks the offset.

@@ -9,7 +9,7 @@ use std::{
 
 use limiter_agent::plan::{Plan, Prefix};
 use limiter_common::{
-    Bucket, Env, Outcome,
+    Bucket, Decision, Env, Outcome,
     abi::{
         BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings,
         SourceAddress,
@@ -52,10 +52,10 @@ impl Model {
     /// Decides about a frame and counts it.
     pub fn receive(&mut self, frame: &[u8], ifindex: u32, now: Nanos) -> Outcome {
         self.maps.now.set(now);
-        let outcome = decide(frame, ifindex, &self.settings, &self.maps);
+        let Decision { outcome, length } = decide(frame, ifindex, &self.settings, &self.maps);
         let count = self.counts.entry(key(&outcome)).or_default();
         count.packets += 1;
-        count.bytes += frame.len() as u64;
+        count.bytes += u64::from(length);
         outcome
     }
 
@@ -191,8 +191,8 @@ struct Handle(Rc<SharedBucket>);
 impl Bucket for Handle {
     type Cell = Word;
 
-    fn packets(&self) -> Option<Word> {
-        Some(self.0.packets.clone())
+    fn packets(&self) -> Word {
+        self.0.packets.clone()
     }
 
     fn bytes(&self) -> Option<Word> {

@@ -53,6 +53,9 @@ pub enum DatapathError {
     /// The kernel has no random numbers for the hash key.
     #[error("no random numbers for the hash key: {0}")]
     Random(io::Error),
+    /// The timer's ticks came too fast to read the clock between two of them.
+    #[error("the kernel's coarse clock cannot be read: a timer tick came in between each time")]
+    Clock,
     /// The program's log buffer could not be read.
     #[error("the XDP program's log cannot be read: {0}")]
     Logs(String),

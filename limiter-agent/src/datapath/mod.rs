@@ -4,6 +4,7 @@
 //! frees everything.
 
 mod banks;
+mod clock;
 mod error;
 mod handshakes;
 mod link;
@@ -76,6 +77,7 @@ impl Datapath {
             .override_global(global::LINES_CEILINGS, &ceilings, true)
             .override_global(global::KNOWN_PLACES, &places, true)
             .override_global(global::BYTES, &u32::from(sizes.bytes), true)
+            .override_global(global::TICK, &host::counted_tick().map_or(0, |tick| tick.0), true)
             .override_global(global::HASH_OFFSET, &key.offset, true)
             .override_global(global::HASH_FIRST, &key.first, true)
             .override_global(global::HASH_SECOND, &key.second, true)
@@ -93,6 +95,8 @@ impl Datapath {
             .load(OBJECT)
             .map_err(DatapathError::load)?;
         xdp_mut(&mut ebpf)?.load().map_err(DatapathError::Program)?;
+        clock::load(&mut ebpf)?;
+        clock::set(&mut ebpf)?;
         let shared = SharedMaps::new(&ebpf, key)?;
         let mut banks = Banks::default();
         banks.install(&mut ebpf, &sizes, plan)?;
@@ -109,6 +113,7 @@ impl Datapath {
         if self.banks.comes_round() {
             self.shared.forget_policies();
         }
+        clock::set(&mut self.ebpf)?;
         self.banks.install(&mut self.ebpf, &self.sizes, plan)?;
         self.shorten(plan, host::monotonic().into());
         Ok(())

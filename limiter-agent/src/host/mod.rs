@@ -39,6 +39,14 @@ pub fn tick() -> Nanos {
     clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Nanos(1_000_000_000), nanos)
 }
 
+/// The tick, if the kernel's count of them ("jiffies") is a measure of time. It is unless the timer can
+/// only tick, and so may lose ticks: then `CLOCK_MONOTONIC` has no finer resolution either.
+#[must_use]
+pub fn counted_tick() -> Option<Nanos> {
+    let is_fine = clock_getres(ClockId::CLOCK_MONOTONIC).is_ok_and(|it| nanos(it) == Nanos(1));
+    is_fine.then(tick)
+}
+
 /// The addresses of this host's interfaces in this network namespace, but for loopback. None if the
 /// kernel does not say: then packets that claim to come from them are not told from others.
 #[must_use]

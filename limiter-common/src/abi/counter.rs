@@ -38,8 +38,10 @@ impl CounterShape {
         if slot.0 >= self.slots || class.0 >= self.classes {
             return 0;
         }
-        let row = (slot.0 * Family::COUNT + *family as u32) * self.classes + class.0;
-        (row * Reason::COUNT + *reason as u32) * Action::COUNT + *action as u32
+        // Written as a sum, whose parts a processor works out at once.
+        const BLOCK: u32 = Reason::COUNT * Action::COUNT;
+        let block = (slot.0 * Family::COUNT + *family as u32) * (self.classes * BLOCK);
+        block + class.0 * BLOCK + (*reason as u32 * Action::COUNT + *action as u32)
     }
 
     /// The outcome that is counted in `cell`; the inverse of [`cell`](Self::cell).

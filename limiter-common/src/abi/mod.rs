@@ -35,6 +35,8 @@ pub const MAX_INTERFACES: usize = 32;
 pub const PROGRAM: &str = "limiter";
 /// The name of the program that hears of completed handshakes.
 pub const HANDSHAKES: &str = "handshakes";
+/// The name of the program that says what [`map::ORIGIN`] should be.
+pub const CLOCK_ORIGIN: &str = "clock_origin";
 
 /// The names of the maps in the object.
 pub mod map {
@@ -64,6 +66,9 @@ pub mod map {
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
     pub const BUDGETS: &str = "BUDGETS";
+    /// Array of one `i64`: the kernel's count of timer ticks times [`TICK`](super::global::TICK), and
+    /// this, is `CLOCK_MONOTONIC_COARSE`.
+    pub const ORIGIN: &str = "ORIGIN";
     /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.
     pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).
@@ -86,6 +91,9 @@ pub mod global {
     pub const KNOWN_PLACES: &str = "KNOWN_PLACES";
     /// `u32`: whether there are byte buckets, 0 or 1.
     pub const BYTES: &str = "BYTES";
+    /// `u64`: nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of
+    /// time.
+    pub const TICK: &str = "TICK";
     /// `u64`: the parts of the [`HashKey`](crate::hash::HashKey).
     pub const HASH_OFFSET: &str = "HASH_OFFSET";
     /// See [`HASH_OFFSET`].

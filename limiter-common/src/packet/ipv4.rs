@@ -6,21 +6,26 @@ use crate::abi::SourceAddress;
 /// The packet at `offset`; `None` if it is malformed.
 #[inline(always)]
 pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Frame> {
-    let [version, _, len_hi, len_lo, _, _, frag_hi, frag_lo] = view.read(offset)?;
-    let [_, protocol, _, _, source @ ..] = view.read::<8>(offset + 8)?;
-    let header = u32::from(version & 0x0f) * 4;
-    let total = u32::from(u16::from_be_bytes([len_hi, len_lo]));
-    if version >> 4 != 4 || header < 20 || total < header || offset + total > view.length() {
+    /// "More fragments", and the offset of this one.
+    const MORE: u32 = 0x2000;
+    const OFFSET: u32 = 0x1fff;
+    let [first, second] = view.words(offset)?;
+    let (version, header, total) =
+        (first >> 60, (first >> 56 & 0xf) as u32 * 4, (first >> 32) as u32 & 0xffff);
+    let end = offset + total;
+    let length = view.length(end);
+    if version != 4 || header < 20 || total < header || end > length {
         return None;
     }
-    let first = [frag_hi & 0x1f, frag_lo] == [0, 0];
-    let l4 = l4::parse(view, protocol, first, offset + header, offset + total)?;
-    let more = frag_hi & 0x20 != 0;
-    let source = u32::from_be_bytes(source);
+    let (fragment, protocol, source) = (first as u32, (second >> 48) as u8, second as u32);
+    let is_first = fragment & OFFSET == 0;
+    let l4 = l4::parse(view, protocol, is_first, offset + header, end)?;
+    let is_fragment = fragment & (MORE | OFFSET) != 0;
     Some(Frame::Ip(Packet {
         source: Source::ipv4(source),
         address: SourceAddress::ipv4(source),
-        protocol: if more || !first { l4.index.fragment() } else { l4.index },
+        protocol: if is_fragment { l4.index.fragment() } else { l4.index },
         ports: l4.ports,
+        length,
     }))
 }

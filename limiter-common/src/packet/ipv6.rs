@@ -10,12 +10,12 @@ const MAX_EXTENSIONS: u32 = 8;
 /// The packet at `offset`; `None` if it is malformed.
 #[inline(always)]
 pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Frame> {
-    let [version, _, _, _, len_hi, len_lo, next, hop_limit] = view.read::<8>(offset)?;
-    let high = u64::from_be_bytes(view.read(offset + 8)?);
-    let low = u64::from_be_bytes(view.read(offset + 16)?);
+    let [first, high, low] = view.words(offset)?;
+    let (version, next, hop_limit) = (first >> 60, (first >> 8) as u8, first as u8);
     let payload = offset + 40;
-    let end = payload + u32::from(u16::from_be_bytes([len_hi, len_lo]));
-    if version >> 4 != 6 || end > view.length() || payload > view.length() {
+    let end = payload + (first >> 16 & 0xffff) as u32;
+    let length = view.length(end);
+    if version != 6 || end > length {
         return None;
     }
     let chain = walk(view, next, payload, end)?;
@@ -30,6 +30,7 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
         address: source.address(high, low),
         protocol: if chain.fragmented { l4.index.fragment() } else { l4.index },
         ports: l4.ports,
+        length,
     }))
 }
 

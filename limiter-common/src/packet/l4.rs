@@ -33,27 +33,29 @@ pub(super) fn parse<V: PacketView + ?Sized>(
     if offset + fixed > end {
         return None;
     }
-    let [b0, b1, b2, b3] = view.read::<4>(offset)?;
-    match protocol {
-        protocol::ICMP => l4.index = L4Index::icmp(b0),
-        protocol::ICMPV6 => {
-            l4.index = L4Index::icmpv6(b0);
-            l4.is_neighbour_discovery = matches!(b0, 133..=137);
-        }
-        _ => {
-            l4.ports = Some(Ports {
-                source: u16::from_be_bytes([b0, b1]),
-                destination: u16::from_be_bytes([b2, b3]),
-            });
-        }
-    }
-    if protocol == protocol::TCP {
-        let [data_offset, flags] = view.read::<2>(offset + 12)?;
-        let header = u32::from(data_offset >> 4) * 4;
+    let start = if protocol == protocol::TCP {
+        let [start, rest] = view.words(offset)?;
+        let header = (rest >> 28 & 0xf) as u32 * 4;
         if header < 20 || offset + header > end {
             return None;
         }
-        l4.index = L4Index::tcp(flags);
+        l4.index = L4Index::tcp((rest >> 16) as u8);
+        start
+    } else {
+        let [start] = view.words(offset)?;
+        start
+    };
+    let kind = (start >> 56) as u8;
+    match protocol {
+        protocol::ICMP => l4.index = L4Index::icmp(kind),
+        protocol::ICMPV6 => {
+            l4.index = L4Index::icmpv6(kind);
+            l4.is_neighbour_discovery = matches!(kind, 133..=137);
+        }
+        _ => {
+            let (source, destination) = ((start >> 48) as u16, (start >> 32) as u16);
+            l4.ports = Some(Ports { source, destination });
+        }
     }
     Some(l4)
 }

@@ -13,11 +13,15 @@ use crate::verdict::Family;
 
 /// A received frame. The kernel side reads packet memory, tests read a slice.
 pub trait PacketView {
-    /// The length of the whole frame in bytes, all buffers together.
-    fn length(&self) -> u32;
+    /// The length of the frame in bytes, for a packet that ends at `end`: of its first buffer if the
+    /// packet lies in that, else of all buffers together, which the kernel takes longer to say.
+    fn length(&self, end: u32) -> u32;
 
     /// The `N` bytes at `offset`, or `None` where the frame ends before `offset + N`.
     fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
+
+    /// The same for `N` words of eight bytes in network order.
+    fn words<const N: usize>(&self, offset: u32) -> Option<[u64; N]>;
 
     /// Returns `value`. The kernel side hides from the verifier what it knows of it, so that paths
     /// that differ only in this value are checked once and not once each: without that, the walk
@@ -29,12 +33,21 @@ pub trait PacketView {
 }
 
 impl PacketView for [u8] {
-    fn length(&self) -> u32 {
+    fn length(&self, _end: u32) -> u32 {
         u32::try_from(self.len()).unwrap_or(u32::MAX)
     }
 
     fn read<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         self.get(offset as usize..)?.first_chunk().copied()
+    }
+
+    fn words<const N: usize>(&self, offset: u32) -> Option<[u64; N]> {
+        let bytes = self.get(offset as usize..)?.get(..8 * N)?;
+        let mut words = [0; N];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_be_bytes(*bytes.first_chunk()?);
+        }
+        Some(words)
     }
 }
 
@@ -63,6 +76,8 @@ pub struct Packet {
     pub protocol: L4Index,
     /// Source and destination port; `None` for protocols without ports and non-first fragments.
     pub ports: Option<Ports>,
+    /// The length of its frame in bytes.
+    pub length: u32,
 }
 
 /// The ports of a TCP, UDP or SCTP packet.

@@ -1,0 +1,59 @@
+//! Sets the datapath's coarse clock.
+
+use aya::{
+    Ebpf, TestRunOptions,
+    maps::Array,
+    programs::{TestRun as _, Xdp},
+};
+use limiter_common::abi::{CLOCK_ORIGIN, map};
+
+use super::{DatapathError, missing};
+
+/// Readings of the clock. The kernel moves the count of ticks on a moment before the clock: a reading
+/// in between is a tick too small, so the largest of some is taken.
+const READINGS: usize = 8;
+
+/// More than that are ever tried, since some fall together with a tick.
+const ATTEMPTS: usize = 64;
+
+/// Loads the program that reads the clock.
+pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+    let program = ebpf.program_mut(CLOCK_ORIGIN).ok_or_else(missing)?;
+    let program: &mut Xdp = program.try_into().map_err(DatapathError::Program)?;
+    program.load().map_err(DatapathError::Program)
+}
+
+/// Finds out what the count of ticks has to be moved by to be `CLOCK_MONOTONIC`, and tells the
+/// datapath.
+pub(super) fn set(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+    let program = ebpf.program(CLOCK_ORIGIN).ok_or_else(missing)?;
+    let program: &Xdp = program.try_into().map_err(DatapathError::Program)?;
+    let mut readings = Vec::with_capacity(READINGS);
+    for _ in 0..ATTEMPTS {
+        readings.extend(read(program)?);
+        if readings.len() == READINGS {
+            break;
+        }
+    }
+    let origin = readings.into_iter().max().ok_or(DatapathError::Clock)?;
+    let map = ebpf.map_mut(map::ORIGIN).ok_or(DatapathError::MissingMap(map::ORIGIN))?;
+    let failed = |error| DatapathError::map(map::ORIGIN, error);
+    let mut map: Array<_, i64> = map.try_into().map_err(failed)?;
+    map.set(0, origin, 0).map_err(failed)
+}
+
+/// One reading; none if a tick came in between.
+fn read(program: &Xdp) -> Result<Option<i64>, DatapathError> {
+    /// `XDP_PASS` of the kernel's `enum xdp_action`.
+    const READ: u32 = 2;
+    // As long as the shortest packet that kernels run programs on.
+    let mut packet = [0; 64];
+    let options = TestRunOptions {
+        data_in: Some(&[0; 64]),
+        data_out: Some(&mut packet),
+        ..TestRunOptions::new()
+    };
+    let result = program.test_run(options).map_err(DatapathError::Program)?;
+    let origin = packet.first_chunk().map(|bytes| i64::from_ne_bytes(*bytes));
+    Ok(origin.filter(|_| result.return_value == READ))
+}
