@@ -23,8 +23,8 @@ pub trait Env {
     /// What the filters hold of a source.
     type Known: Known;
 
-    /// The time, by that clock.
-    fn now(&self, clock: Clock) -> Nanos;
+    /// The time by that clock, under these settings.
+    fn now(&self, clock: Clock, settings: &Settings) -> Nanos;
     /// The secret that places follow from.
     fn key(&self) -> HashKey;
     /// The place of a source in the filters.
@@ -82,7 +82,7 @@ pub trait Bucket {
     type Cell: Cell;
 
     /// The packet bucket.
-    fn packets(&self) -> Self::Cell;
+    fn packets(&self) -> Option<Self::Cell>;
     /// The byte bucket, if there are any.
     fn bytes(&self) -> Option<Self::Cell>;
     /// What its slot said when it was found.
@@ -173,14 +173,16 @@ fn classified<E: Env>(
     settings: &Settings,
     env: &E,
 ) -> Option<Outcome> {
-    let sighting = Sighting::new(packet.source, env);
+    let coarse = env.now(Clock::COARSE, settings);
+    let sighting = Sighting::new(packet.source, coarse, env);
     let order = classify(settings, packet)?;
     let class = settings.classes.get(order)?;
     let class = env.pinned(class);
     let reason = if class.mode == Mode::BYPASS {
         Reason::Bypass
     } else {
-        let now = env.now(class.clock);
+        let now =
+            if class.clock == Clock::COARSE { coarse } else { env.now(Clock::FINE, settings) };
         judge(&Arrival { packet, slot, now, order, class }, &sighting, settings, env)
     };
     Some(Outcome {
@@ -203,9 +205,8 @@ struct Arrival<'a> {
 
 /// What the filters say of a packet's source. Looked up before the packet is classified, so that the
 /// processor goes on with that while it waits for the filters' memory.
-struct Sighting<K> {
+struct Sighting {
     hash: SourceHash,
-    known: Option<K>,
     /// By the coarse clock, which is good enough for filters.
     now: Nanos,
     standing: Standing,
@@ -213,28 +214,26 @@ struct Sighting<K> {
     is_fresh: u32,
 }
 
-impl<K: Known> Sighting<K> {
+impl Sighting {
     #[inline(always)]
-    fn new<E: Env<Known = K>>(source: Source, env: &E) -> Self {
-        let now = env.now(Clock::COARSE);
+    fn new<E: Env>(source: Source, now: Nanos, env: &E) -> Self {
         let hash = env.key().source(source);
-        let known = env.known(hash);
         // Without the filters nobody is known, and nobody a stranger.
-        let (standing, is_fresh) = known
-            .as_ref()
-            .map_or((Standing::SEEN, true), |known| known::standing(known, Mark::of(hash), now));
+        let (standing, is_fresh) = env
+            .known(hash)
+            .map_or((Standing::SEEN, true), |known| known::standing(&known, Mark::of(hash), now));
         let hide = |value| env.opaque(value, now);
         let (standing, is_fresh) = (standing.hidden(hide), hide(is_fresh.into()));
-        Self { hash, known, now, standing, is_fresh }
+        Self { hash, now, standing, is_fresh }
     }
 
     /// Remembers that the source conforms, if it has not been lately.
     #[inline(always)]
-    fn remember(&self) {
+    fn remember<E: Env>(&self, env: &E) {
         if self.is_fresh == 0
-            && let Some(known) = &self.known
+            && let Some(known) = env.known(self.hash)
         {
-            Mark::of(self.hash).set(known, Filter::Seen, self.now);
+            Mark::of(self.hash).set(&known, Filter::Seen, self.now);
         }
     }
 }
@@ -244,7 +243,7 @@ impl<K: Known> Sighting<K> {
 #[inline(always)]
 fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
     let cap = &settings.neighbours;
-    let mut moment = moment(env.now(Clock::FINE), Clock::FINE, env);
+    let mut moment = moment(env.now(Clock::FINE, settings), Clock::FINE, settings, env);
     let Some(cell) = env.budget(BudgetCell::neighbours(slot)) else { return Reason::Neighbour };
     if bucket::admit(&cell, &mut moment, cap.cost(), cap.tolerance()) {
         Reason::Neighbour
@@ -258,23 +257,26 @@ fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
 #[inline(always)]
 fn judge<E: Env>(
     arrival: &Arrival<'_>,
-    sighting: &Sighting<E::Known>,
+    sighting: &Sighting,
     settings: &Settings,
     env: &E,
 ) -> Reason {
     let Arrival { packet, class, .. } = arrival;
     let source = packet.source;
-    let mut moment = moment(arrival.now, class.clock, env);
+    let mut moment = moment(arrival.now, class.clock, settings, env);
     let now = moment.now();
     let &Sighting { hash, standing, .. } = sighting;
-    let gate = gate(standing, arrival, settings, env);
-    // A service that is exempt here passes even while strangers do not.
-    if let Some(reason) = gate
-        && !settings.exempts_on(arrival.slot)
-    {
+    if let Some(reason) = gate(standing, arrival, settings, env) {
+        // A service that is exempt here passes even while strangers do not.
+        if settings.exempts_on(arrival.slot)
+            && let Err(reason) = limits(resolve(packet, settings, env), arrival, settings, env)
+        {
+            return reason;
+        }
         return reason;
     }
-    let found = if gate.is_none() { env.bucket(source, class.id, hash) } else { None };
+    let standing = standing.hidden(|value| env.opaque(value, arrival.now));
+    let found = env.bucket(source, class.id, hash);
     let meta = found.as_ref().map(Bucket::meta);
     let cached = meta.and_then(|meta| meta.policy(settings.epoch));
     let policy = cached.unwrap_or_else(|| resolve(packet, settings, env));
@@ -283,9 +285,6 @@ fn judge<E: Env>(
         // A blocked or exempt stranger needs no bucket, and takes nobody else's.
         Err(reason) => return reason,
     };
-    if let Some(reason) = gate {
-        return reason;
-    }
     let bucket = if let Some(bucket) = found {
         renew(&bucket, standing, policy, limits, now, settings.epoch);
         bucket
@@ -303,7 +302,7 @@ fn judge<E: Env>(
     };
     let reason = charge(&bucket, arrival, limits, standing, &mut moment, env);
     if reason == Reason::Conform {
-        sighting.remember();
+        sighting.remember(env);
     }
     reason
 }
@@ -325,7 +324,9 @@ fn renew<B: Bucket>(
         return;
     }
     if !meta.is_of(epoch) {
-        bucket::clamp(&bucket.packets(), now, limits.packets.tolerance());
+        if let Some(packets) = bucket.packets() {
+            bucket::clamp(&packets, now, limits.packets.tolerance());
+        }
         if limits.bytes.is_limited()
             && let Some(bytes) = bucket.bytes()
         {
@@ -335,8 +336,8 @@ fn renew<B: Bucket>(
     bucket.set_meta(meta.with_proven(is_proven).with_policy(epoch, policy));
 }
 
-/// What a packet meets before the table: the sums of its class, and for a stranger the budget for
-/// new sources. Only reads.
+/// What a packet meets before the table: for a stranger the budget for new sources, and the sums of its
+/// class. Only reads.
 #[inline(always)]
 fn gate<E: Env>(
     standing: Standing,
@@ -346,6 +347,10 @@ fn gate<E: Env>(
 ) -> Option<Reason> {
     let now = Tick::from(arrival.now);
     let class = arrival.class;
+    // First what a flood of forged sources spends first.
+    if standing == Standing::STRANGER && !is_welcome(standing, class, now, settings, env) {
+        return Some(Reason::NewSource);
+    }
     if standing != Standing::PROVEN && class.unproven.is_limited() {
         let share = share(standing, Standing::SEEN, class.unproven.tolerance());
         if !has_room(BudgetCell::unproven(class.id), &class.unproven, share, now, env) {
@@ -358,8 +363,7 @@ fn gate<E: Env>(
             return Some(Reason::Total);
         }
     }
-    let is_stranger = standing == Standing::STRANGER;
-    (is_stranger && !is_welcome(standing, class, now, settings, env)).then_some(Reason::NewSource)
+    None
 }
 
 /// How much of a sum's burst a source of `standing` may use, where one of `best` may use all: when it
@@ -492,8 +496,13 @@ fn limits<'a, E: Env>(
 
 /// The instant `now`, as read from `clock`.
 #[inline(always)]
-fn moment<E: Env>(now: Nanos, clock: Clock, env: &E) -> Moment<impl Fn() -> Tick> {
-    Moment::new(now.into(), move || env.now(clock).into())
+fn moment<E: Env>(
+    now: Nanos,
+    clock: Clock,
+    settings: &Settings,
+    env: &E,
+) -> Moment<impl Fn() -> Tick> {
+    Moment::new(now.into(), move || env.now(clock, settings).into())
 }
 
 /// Charges the bucket and the sums it counts towards, all or none.
@@ -515,8 +524,9 @@ fn charge<E: Env>(
             return Reason::ByteRate;
         }
     }
-    if packets.is_limited() {
-        let cell = bucket.packets();
+    if packets.is_limited()
+        && let Some(cell) = bucket.packets()
+    {
         let (cost, tolerance) = (packets.cost(), packets.tolerance());
         let level = moment.level(&cell, cost, tolerance);
         if !level.has_room(cost, tolerance) {

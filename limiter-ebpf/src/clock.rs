@@ -11,22 +11,18 @@ use aya_ebpf::{
     macros::xdp,
     programs::XdpContext,
 };
-use limiter_common::time::Nanos;
+use limiter_common::{abi::Settings, time::Nanos};
 
-use crate::maps::{ORIGIN, TICK};
+use crate::{maps::TICK, view::FrameView};
 
 /// The time at the last tick.
 #[inline(always)]
-pub(crate) fn coarse() -> Nanos {
+pub(crate) fn coarse(settings: &Settings) -> Nanos {
     if TICK.load() == 0 {
         // SAFETY: no arguments and no preconditions.
         return Nanos(unsafe { bpf_ktime_get_coarse_ns() });
     }
-    let origin = match ORIGIN.get(0) {
-        Some(origin) => *origin,
-        None => 0,
-    };
-    Nanos(since_origin().wrapping_add(origin))
+    Nanos(since_origin().wrapping_add(settings.coarse_origin))
 }
 
 #[inline(always)]
@@ -35,21 +31,14 @@ fn since_origin() -> u64 {
     unsafe { bpf_jiffies64() }.wrapping_mul(TICK.load())
 }
 
-/// Writes into its packet what [`ORIGIN`] should be; passes it if no tick came in between. Never
-/// attached: the agent runs it before the clock is needed.
+/// Writes into its packet what [`Settings::coarse_origin`] should be; passes it if no tick came in
+/// between. Never attached: the agent runs it.
 #[xdp]
 pub(crate) fn clock_origin(ctx: XdpContext) -> u32 {
-    let start = ctx.data();
-    if start + size_of::<u64>() > ctx.data_end() {
-        return XDP_ABORTED;
-    }
     let before = since_origin();
     // SAFETY: no arguments and no preconditions.
     let now = unsafe { bpf_ktime_get_coarse_ns() };
-    if since_origin() != before {
-        return XDP_ABORTED;
-    }
-    // SAFETY: within the packet, as checked.
-    unsafe { (start as *mut u64).write_volatile(now.wrapping_sub(before)) };
-    XDP_PASS
+    let is_one_tick = since_origin() == before;
+    let written = FrameView::new(&ctx).overwrite(now.wrapping_sub(before));
+    if is_one_tick && written.is_some() { XDP_PASS } else { XDP_ABORTED }
 }

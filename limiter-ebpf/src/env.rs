@@ -44,9 +44,9 @@ impl Env for MapEnv {
     type Known = KnownRef;
 
     #[inline(always)]
-    fn now(&self, clock: Clock) -> Nanos {
+    fn now(&self, clock: Clock, settings: &Settings) -> Nanos {
         match clock {
-            Clock::COARSE => clock::coarse(),
+            Clock::COARSE => clock::coarse(settings),
             // SAFETY: no arguments and no preconditions.
             _ => Nanos(unsafe { bpf_ktime_get_ns() }),
         }

@@ -5,6 +5,7 @@ use core::ptr;
 
 use aya_ebpf::{
     bindings::{BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB},
+    helpers::bpf_ktime_get_ns,
     macros::sock_ops,
     programs::SockOpsContext,
 };
@@ -12,7 +13,7 @@ use limiter_common::{
     Env as _,
     known::{Filter, Mark},
     packet::Source,
-    time::Clock,
+    time::Nanos,
 };
 
 use crate::env::MapEnv;
@@ -35,7 +36,9 @@ pub(crate) fn handshakes(ctx: SockOpsContext) -> u32 {
     {
         let hash = MapEnv.key().source(source);
         if let Some(known) = MapEnv.known(hash) {
-            Mark::of(hash).set(&known, Filter::Proven, MapEnv.now(Clock::FINE));
+            // SAFETY: no arguments and no preconditions.
+            let now = Nanos(unsafe { bpf_ktime_get_ns() });
+            Mark::of(hash).set(&known, Filter::Proven, now);
         }
     }
     DONE

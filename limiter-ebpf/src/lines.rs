@@ -27,34 +27,33 @@ use crate::{
 pub(crate) fn find(source: Source, class: ClassId, hash: BucketHash) -> Option<BucketRef> {
     let wanted = Wanted::new(source, class);
     let is_v4 = matches!(source.space, Space::Ipv4);
-    let (packets, place, meta) = if is_v4 {
+    let (place, meta) = if is_v4 {
         let lines = LINES_V4.load();
         find_in(&wanted, hash.first(lines), hash.second(lines), v4)
     } else {
         let lines = LINES_V6.load();
         find_in(&wanted, hash.first(lines), hash.second(lines), v6)
     };
-    if packets.is_null() { None } else { Some(BucketRef { is_v4, place, packets, meta }) }
+    BucketRef::at(is_v4, place, meta)
 }
 
-/// Its packet bucket (null if there is none), place and meta.
+/// Its place and meta.
 #[inline(always)]
 fn find_in<L: MapLine>(
     wanted: &Wanted,
     first: u32,
     second: u32,
     line: impl Fn(u32) -> Option<L>,
-) -> (*mut u64, u64, Meta) {
+) -> (u64, Meta) {
     for index in [first, second] {
         let Some(line) = line(index) else { break };
         let (slot, meta) = wanted.locate(&line);
         if slot != L::SLOTS {
             // Hidden, so that what follows is checked once and not for each slot.
-            let slot = L::opaque(slot, meta);
-            return (line.packets(slot).0, line.place(slot), meta);
+            return (line.place(L::opaque(slot, meta)), meta);
         }
     }
-    (ptr::null_mut(), 0, Meta::EMPTY)
+    (NOWHERE, Meta::EMPTY)
 }
 
 /// A slot for the bucket of `source`, in either line: a free one, or else that of an owner who has
@@ -74,23 +73,8 @@ pub(crate) fn make(
     } else {
         claim_v6(source.bits, first << 32 | second, meta.0, now.0)
     };
-    let (is_new, place) = (taken & FOUND == 0, taken & !FOUND);
-    if place == NOWHERE {
-        return None;
-    }
-    let (index, slot) = (index(place), slot(place));
-    let packets = if is_v4 { v4(index)?.packets(slot) } else { v6(index)?.packets(slot) };
-    Some((BucketRef { is_v4, place, packets: packets.0, meta }, is_new))
-}
-
-#[inline(always)]
-fn index(place: u64) -> u32 {
-    (place >> 8) as u32
-}
-
-#[inline(always)]
-fn slot(place: u64) -> u32 {
-    place as u32 & 0xff
+    let is_new = taken & FOUND == 0;
+    BucketRef::at(is_v4, taken & !FOUND, meta).map(|bucket| (bucket, is_new))
 }
 
 /// Marks the place of a bucket that another CPU made.
@@ -253,21 +237,44 @@ fn bytes(is_v4: bool, index: u32, slot: u32) -> Option<Tat> {
 pub(crate) struct BucketRef {
     is_v4: bool,
     place: u64,
-    packets: *mut u64,
     meta: Meta,
+}
+
+impl BucketRef {
+    #[inline(always)]
+    fn at(is_v4: bool, place: u64, meta: Meta) -> Option<Self> {
+        if place == NOWHERE {
+            return None;
+        }
+        Some(Self { is_v4, place, meta })
+    }
+
+    #[inline(always)]
+    fn index(&self) -> u32 {
+        (self.place >> 8) as u32
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> u32 {
+        self.place as u32 & 0xff
+    }
 }
 
 impl Bucket for BucketRef {
     type Cell = Tat;
 
     #[inline(always)]
-    fn packets(&self) -> Tat {
-        Tat(self.packets)
+    fn packets(&self) -> Option<Tat> {
+        if self.is_v4 {
+            v4(self.index()).map(|line| line.packets(self.slot()))
+        } else {
+            v6(self.index()).map(|line| line.packets(self.slot()))
+        }
     }
 
     #[inline(always)]
     fn bytes(&self) -> Option<Tat> {
-        bytes(self.is_v4, index(self.place), slot(self.place))
+        bytes(self.is_v4, self.index(), self.slot())
     }
 
     #[inline(always)]
@@ -277,13 +284,12 @@ impl Bucket for BucketRef {
 
     #[inline(always)]
     fn set_meta(&self, meta: Meta) {
-        let (index, slot) = (index(self.place), slot(self.place));
         if self.is_v4 {
-            if let Some(line) = v4(index) {
-                line.swap_meta(slot, self.meta, meta);
+            if let Some(line) = v4(self.index()) {
+                line.swap_meta(self.slot(), self.meta, meta);
             }
-        } else if let Some(line) = v6(index) {
-            line.swap_meta(slot, self.meta, meta);
+        } else if let Some(line) = v6(self.index()) {
+            line.swap_meta(self.slot(), self.meta, meta);
         }
     }
 }

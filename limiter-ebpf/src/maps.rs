@@ -45,8 +45,6 @@ pub(crate) static OWN: HashMap<OwnAddress, u32, 4096> = HashMap::new();
 #[btf_map]
 pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Array::new();
 #[btf_map]
-pub(crate) static ORIGIN: Array<u64, 1> = Array::new();
-#[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
 #[btf_map]
 pub(crate) static CREATED: PerCpuArray<u64, 2> = PerCpuArray::new();

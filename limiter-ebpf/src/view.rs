@@ -34,6 +34,18 @@ impl<'a> FrameView<'a> {
         self.ctx
     }
 
+    /// Writes over the first eight bytes, if there are as many.
+    #[inline(always)]
+    pub(crate) fn overwrite(&self, word: u64) -> Option<()> {
+        let start = self.ctx.data();
+        if start + size_of::<u64>() > self.ctx.data_end() {
+            return None;
+        }
+        // SAFETY: within the frame's first buffer, as just checked; nobody else has it.
+        unsafe { (start as *mut u64).write_volatile(word) };
+        Some(())
+    }
+
     /// The interface it came in on.
     #[inline(always)]
     pub(crate) fn ifindex(&self) -> u32 {

@@ -106,7 +106,7 @@ impl Env for Maps {
     type Cell = Word;
     type Known = [Word; KNOWN_WORDS];
 
-    fn now(&self, _: Clock) -> Nanos {
+    fn now(&self, _: Clock, _: &Settings) -> Nanos {
         self.now.get()
     }
 
@@ -191,8 +191,8 @@ struct Handle(Rc<SharedBucket>);
 impl Bucket for Handle {
     type Cell = Word;
 
-    fn packets(&self) -> Word {
-        self.0.packets.clone()
+    fn packets(&self) -> Option<Word> {
+        Some(self.0.packets.clone())
     }
 
     fn bytes(&self) -> Option<Word> {

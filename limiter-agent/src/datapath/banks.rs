@@ -12,7 +12,7 @@ use limiter_common::{
     units::Limits,
 };
 
-use super::DatapathError;
+use super::{DatapathError, clock};
 use crate::plan::{MapSizes, Plan};
 
 /// Where the share of `bank` begins in a map of `size` entries for both.
@@ -47,6 +47,7 @@ impl Banks {
         let limits = base(bank, sizes.limits);
         write(&mut array::<Limits>(ebpf, map::LIMITS)?, map::LIMITS, limits, &plan.limits)?;
         let settings = Box::new(Settings {
+            coarse_origin: clock::origin(ebpf)?,
             epoch,
             bank: bank.index(),
             policies: base(bank, sizes.policies),

@@ -1,11 +1,10 @@
-//! Sets the datapath's coarse clock.
+//! Where the datapath's coarse clock begins.
 
 use aya::{
     Ebpf, TestRunOptions,
-    maps::Array,
     programs::{TestRun as _, Xdp},
 };
-use limiter_common::abi::{CLOCK_ORIGIN, map};
+use limiter_common::abi::CLOCK_ORIGIN;
 
 use super::{DatapathError, missing};
 
@@ -23,9 +22,8 @@ pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
     program.load().map_err(DatapathError::Program)
 }
 
-/// Finds out what the count of ticks has to be moved by to be `CLOCK_MONOTONIC`, and tells the
-/// datapath.
-pub(super) fn set(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+/// What the count of ticks has to be moved by to be `CLOCK_MONOTONIC_COARSE`.
+pub(super) fn origin(ebpf: &Ebpf) -> Result<u64, DatapathError> {
     let program = ebpf.program(CLOCK_ORIGIN).ok_or_else(missing)?;
     let program: &Xdp = program.try_into().map_err(DatapathError::Program)?;
     let mut readings = Vec::with_capacity(READINGS);
@@ -35,11 +33,7 @@ pub(super) fn set(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
             break;
         }
     }
-    let origin = readings.into_iter().max().ok_or(DatapathError::Clock)?;
-    let map = ebpf.map_mut(map::ORIGIN).ok_or(DatapathError::MissingMap(map::ORIGIN))?;
-    let failed = |error| DatapathError::map(map::ORIGIN, error);
-    let mut map: Array<_, i64> = map.try_into().map_err(failed)?;
-    map.set(0, origin, 0).map_err(failed)
+    readings.into_iter().max().map(i64::cast_unsigned).ok_or(DatapathError::Clock)
 }
 
 /// One reading; none if a tick came in between.

@@ -96,7 +96,6 @@ impl Datapath {
             .map_err(DatapathError::load)?;
         xdp_mut(&mut ebpf)?.load().map_err(DatapathError::Program)?;
         clock::load(&mut ebpf)?;
-        clock::set(&mut ebpf)?;
         let shared = SharedMaps::new(&ebpf, key)?;
         let mut banks = Banks::default();
         banks.install(&mut ebpf, &sizes, plan)?;
@@ -113,7 +112,6 @@ impl Datapath {
         if self.banks.comes_round() {
             self.shared.forget_policies();
         }
-        clock::set(&mut self.ebpf)?;
         self.banks.install(&mut self.ebpf, &self.sizes, plan)?;
         self.shorten(plan, host::monotonic().into());
         Ok(())

@@ -34,12 +34,13 @@ impl CounterShape {
     #[inline(always)]
     #[must_use]
     pub const fn cell(self, outcome: &Outcome) -> u32 {
+        /// Cells of one class.
+        const BLOCK: u32 = Reason::COUNT * Action::COUNT;
         let Outcome { slot, family, class, reason, action } = outcome;
         if slot.0 >= self.slots || class.0 >= self.classes {
             return 0;
         }
         // Written as a sum, whose parts a processor works out at once.
-        const BLOCK: u32 = Reason::COUNT * Action::COUNT;
         let block = (slot.0 * Family::COUNT + *family as u32) * (self.classes * BLOCK);
         block + class.0 * BLOCK + (*reason as u32 * Action::COUNT + *action as u32)
     }

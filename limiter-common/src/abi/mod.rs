@@ -23,7 +23,7 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
@@ -35,7 +35,7 @@ pub const MAX_INTERFACES: usize = 32;
 pub const PROGRAM: &str = "limiter";
 /// The name of the program that hears of completed handshakes.
 pub const HANDSHAKES: &str = "handshakes";
-/// The name of the program that says what [`map::ORIGIN`] should be.
+/// The name of the program that says what [`Settings::coarse_origin`] should be.
 pub const CLOCK_ORIGIN: &str = "clock_origin";
 
 /// The names of the maps in the object.
@@ -66,9 +66,6 @@ pub mod map {
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
     pub const BUDGETS: &str = "BUDGETS";
-    /// Array of one `i64`: the kernel's count of timer ticks times [`TICK`](super::global::TICK), and
-    /// this, is `CLOCK_MONOTONIC_COARSE`.
-    pub const ORIGIN: &str = "ORIGIN";
     /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.
     pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).

@@ -239,6 +239,20 @@ impl L4Index {
         Self(self.0 | 1024)
     }
 
+    /// The same, in a fragment if it `is_fragment`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn within(self, is_fragment: bool) -> Self {
+        if is_fragment { self.fragment() } else { self }
+    }
+
+    /// The same, with its number passed through `hide`.
+    #[inline(always)]
+    #[must_use]
+    pub fn hidden(self, hide: impl Fn(u32) -> u32) -> Self {
+        Self(hide(self.0))
+    }
+
     /// The array index, below [`COUNT`](Self::COUNT).
     #[inline(always)]
     #[must_use]
@@ -257,6 +271,9 @@ pub struct Settings {
     pub new_sources: PacketLimit,
     /// How many new sources one IPv6 /48 may admit; not limited if unset.
     pub new_sources_site: PacketLimit,
+    /// The count of timer ticks, times their length, and this is `CLOCK_MONOTONIC_COARSE`, in
+    /// nanoseconds; modulo 2⁶⁴.
+    pub coarse_origin: u64,
     /// Changes with every switch; what a bucket has cached of another epoch is stale.
     pub epoch: u32,
     /// The bank these settings lie in, 0 or 1: the first byte of every [`PrefixKey`](super::PrefixKey).
@@ -297,6 +314,7 @@ impl Settings {
         neighbours: PacketLimit::NONE,
         new_sources: PacketLimit::NONE,
         new_sources_site: PacketLimit::NONE,
+        coarse_origin: 0,
         epoch: 0,
         bank: 0,
         policies: 0,
@@ -356,7 +374,7 @@ const _: () = assert!(size_of::<ClassSettings>() == 144);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
-        == 88
+        == 96
             + 8 * Ingress::PLACES
             + 144 * MAX_CLASSES
             + 8 * L4Index::COUNT

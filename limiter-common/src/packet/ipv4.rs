@@ -5,6 +5,7 @@ use crate::abi::SourceAddress;
 
 /// The packet at `offset`; `None` if it is malformed.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "fields of longer words")]
 pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Frame> {
     /// "More fragments", and the offset of this one.
     const MORE: u32 = 0x2000;
@@ -24,7 +25,7 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
     Some(Frame::Ip(Packet {
         source: Source::ipv4(source),
         address: SourceAddress::ipv4(source),
-        protocol: if is_fragment { l4.index.fragment() } else { l4.index },
+        protocol: l4.index.within(is_fragment).hidden(|value| view.opaque(value)),
         ports: l4.ports,
         length,
     }))

@@ -9,6 +9,7 @@ const MAX_EXTENSIONS: u32 = 8;
 
 /// The packet at `offset`; `None` if it is malformed.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "fields of longer words")]
 pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Frame> {
     let [first, high, low] = view.words(offset)?;
     let (version, next, hop_limit) = (first >> 60, (first >> 8) as u8, first as u8);
@@ -28,7 +29,7 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
     Some(Frame::Ip(Packet {
         source,
         address: source.address(high, low),
-        protocol: if chain.fragmented { l4.index.fragment() } else { l4.index },
+        protocol: l4.index.within(chain.fragmented).hidden(|value| view.opaque(value)),
         ports: l4.ports,
         length,
     }))

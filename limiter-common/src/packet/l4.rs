@@ -12,6 +12,7 @@ pub(super) struct L4 {
 /// Reads the header of `protocol` at `offset` in a packet that ends at `end`; `None` if it is
 /// truncated. A fragment other than the `first` has no header to read.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "fields of longer words")]
 pub(super) fn parse<V: PacketView + ?Sized>(
     view: &V,
     protocol: u8,
