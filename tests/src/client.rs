@@ -1,17 +1,26 @@
-//! An honest client: UDP datagrams at an even pace to an echo server, and how many came back.
+//! An honest client: UDP datagrams at an even pace to an echo server, and how many came back; and one
+//! that connects.
 
 use std::{
     io::{self, ErrorKind},
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::AsRawFd as _,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use nix::sys::{
+    socket::{
+        self, AddressFamily, SockFlag, SockType, SockaddrStorage, setsockopt, socket,
+        sockopt::SendTimeout,
+    },
+    time::{TimeVal, TimeValLike as _},
+};
 
 use crate::netns::Netns;
 
@@ -69,6 +78,23 @@ impl Drop for EchoServer {
     }
 }
 
+/// A TCP connection from an address, which the standard library does not let one choose. To be called
+/// inside the client's namespace.
+///
+/// # Errors
+/// If nobody answers within ten seconds.
+pub fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
+    const PATIENCE: i64 = 10;
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // Bounds the handshake as well.
+    setsockopt(&socket, SendTimeout, &TimeVal::seconds(PATIENCE))?;
+    socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0)))?;
+    socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
+        .with_context(|| format!("{from} to {to}"))?;
+    Ok(socket.into())
+}
+
 /// How fast and how long a client asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
@@ -117,8 +143,26 @@ impl Client {
 /// # Errors
 /// If the address cannot be bound.
 pub fn start(netns: &Netns, from: IpAddr, to: SocketAddr, pace: Pace) -> Result<Client> {
+    start_after(Duration::ZERO, netns, from, to, pace)
+}
+
+/// The same, so much later.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_after(
+    delay: Duration,
+    netns: &Netns,
+    from: IpAddr,
+    to: SocketAddr,
+    pace: Pace,
+) -> Result<Client> {
     let socket = bind(netns, SocketAddr::new(from, 0))?;
-    Ok(Client { thread: netns.spawn(move || ask(&socket, to, pace)) })
+    let thread = netns.spawn(move || {
+        thread::sleep(delay);
+        ask(&socket, to, pace)
+    });
+    Ok(Client { thread })
 }
 
 fn bind(netns: &Netns, address: SocketAddr) -> Result<UdpSocket> {

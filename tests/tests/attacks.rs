@@ -3,11 +3,13 @@
 
 use std::{
     io::Write as _,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
+use limiter_common::{Family, known::Filter};
 use limiter_tests::{
     agent::{Agent, Metrics},
     client::{self, Client, EchoServer, Pace},
@@ -18,7 +20,12 @@ use limiter_tests::{
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// A client of its own for each test that proves one: the program hears of the handshakes of the whole
+/// host.
+const FORGED_BESIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
+const WARMED_BESIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 4);
 const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 1);
+const FORGED_BESIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 3, 0, 0, 0, 1);
 const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2);
 /// Where the server answers; and where it does not, but to which the flood goes.
 const ECHO: u16 = 7;
@@ -63,20 +70,43 @@ impl Stage {
 
     /// An honest client that sends this many packets a second for so long.
     fn honest(&self, from: IpAddr, rate: u32, millis: u64) -> Result<Client> {
-        let to =
-            SocketAddr::new(if from.is_ipv4() { SERVER.into() } else { SERVER_V6.into() }, ECHO);
+        self.honest_after(Duration::ZERO, from, rate, millis)
+    }
+
+    /// The same, so much later.
+    fn honest_after(
+        &self,
+        delay: Duration,
+        from: IpAddr,
+        rate: u32,
+        millis: u64,
+    ) -> Result<Client> {
         let pace = Pace { rate, duration: Duration::from_millis(millis) };
-        client::start(&self.client.netns, from, to, pace)
+        let to = SocketAddr::new(server(from), ECHO);
+        client::start_after(delay, &self.client.netns, from, to, pace)
+    }
+
+    /// A client that has completed a handshake with the server, and is no longer remembered for the
+    /// packets of it.
+    fn prove(&self, clients: &[IpAddr]) -> Result<()> {
+        for &from in clients {
+            let prefix = if from.is_ipv4() { 24 } else { 32 };
+            self.client.add_known_address(from, prefix, &self.edge)?;
+            let to = SocketAddr::new(server(from), 80);
+            let _listener = self.edge.netns.run(|| TcpListener::bind(to))?;
+            drop(self.client.netns.run(|| client::connect(from, to))?);
+        }
+        thread::sleep(Duration::from_nanos(2 * Filter::Seen.lasts().0));
+        Ok(())
     }
 
     /// From a source to a port of the server.
     fn path(&self, source: IpAddr, from: u16, to: u16) -> frames::Path {
-        let server = if source.is_ipv4() { SERVER.into() } else { SERVER_V6.into() };
         frames::Path {
             source_mac: self.client.mac,
             destination_mac: self.edge.mac,
             source: SocketAddr::new(source, from),
-            destination: SocketAddr::new(server, to),
+            destination: SocketAddr::new(server(source), to),
         }
     }
 
@@ -97,6 +127,26 @@ impl Stage {
         let sent = self.generator.flood(flood)?;
         let counted = Counted(self.agent.metrics()?.since(&before));
         Ok((sent, counted))
+    }
+}
+
+/// Where clients of this family find the server.
+fn server(client: IpAddr) -> IpAddr {
+    if client.is_ipv4() { SERVER.into() } else { SERVER_V6.into() }
+}
+
+/// 16 million forged sources of either family.
+fn forged(family: Family) -> Sources {
+    const COUNT: u32 = 1 << 24;
+    let order = Order::Random;
+    match family {
+        Family::Ipv6 => {
+            let first = Ipv6Addr::new(0x2a00, 0, 0, 0, 0, 0, 0, 1);
+            Sources::Ipv6 { first, prefixes: COUNT, per_prefix: 1, order }
+        }
+        Family::Ipv4 | Family::Other => {
+            Sources::Ipv4 { first: Ipv4Addr::new(10, 0, 0, 0), count: COUNT, order }
+        }
     }
 }
 
@@ -136,14 +186,10 @@ fn seconds(sent: &Sent) -> f64 {
 #[test]
 fn forged_sources_take_nothing_from_a_client_seen_before() -> Result<()> {
     let mut stage = Stage::with(&shipped())?;
-    let v4 =
-        Sources::Ipv4 { first: Ipv4Addr::new(10, 0, 0, 0), count: 1 << 24, order: Order::Random };
-    let first = Ipv6Addr::new(0x2a00, 0, 0, 0, 0, 0, 0, 1);
-    let v6 = Sources::Ipv6 { first, prefixes: 1 << 24, per_prefix: 1, order: Order::Random };
-    for (from, forged) in [(IpAddr::from(CLIENT), v4), (CLIENT_V6.into(), v6)] {
+    for (from, family) in [(CLIENT.into(), Family::Ipv4), (CLIENT_V6.into(), Family::Ipv6)] {
         stage.honest(from, 100, 200)?.join()?;
         let honest = stage.honest(from, 200, 5_000)?;
-        let (sent, counted) = stage.flood(forged, 80_000.0, 6)?;
+        let (sent, counted) = stage.flood(forged(family), 80_000.0, 6)?;
         let goodput = honest.join()?;
         let created = counted.created();
         // The first flood leaves nothing of the burst to the second, or next to nothing.
@@ -157,6 +203,61 @@ fn forged_sources_take_nothing_from_a_client_seen_before() -> Result<()> {
         assert!(created <= 1.01 * most, "{created} let in, at most {most:.0} predicted; {sent:?}");
         assert!(arrived(&sent) > 3.0 * most, "{sent:?}");
         assert_eq!(goodput.answered, goodput.sent, "{from}");
+    }
+    Ok(())
+}
+
+/// a. A client that is proven and has not sent anything for long comes back in the middle of the same
+/// flood, when strangers have spent their budget, and loses nothing either.
+#[test]
+fn forged_sources_take_nothing_from_a_proven_client_that_comes_back() -> Result<()> {
+    let mut stage = Stage::with(&shipped())?;
+    let clients = [FORGED_BESIDE.into(), FORGED_BESIDE_V6.into()];
+    stage.prove(&clients)?;
+    for (from, family) in clients.into_iter().zip([Family::Ipv4, Family::Ipv6]) {
+        let honest = stage.honest_after(Duration::from_millis(2_500), from, 200, 4_000)?;
+        let (sent, counted) = stage.flood(forged(family), 80_000.0, 7)?;
+        let goodput = honest.join()?;
+        let refused = counted.packets(&[("reason", "new_source")]);
+        say(&format!(
+            "a proven client back in a flood: {refused} of {} refused; {from} {}/{}",
+            arrived(&sent),
+            goodput.answered,
+            goodput.sent
+        ))?;
+        assert!(refused > 0.7 * arrived(&sent), "{refused} refused; {sent:?}");
+        assert_eq!(goodput.answered, goodput.sent, "{from}");
+    }
+    Ok(())
+}
+
+/// b. A million forged sources send a packet each ten seconds, and then all of them as fast as they
+/// can: none of them has become anything but a stranger, apart from those that were let in last, and a
+/// proven client loses nothing at either time.
+#[test]
+fn sources_warmed_up_slowly_are_strangers() -> Result<()> {
+    const SOURCES: u32 = 1_000_000;
+    let mut stage = Stage::with(&shipped())?;
+    let client = IpAddr::from(WARMED_BESIDE);
+    stage.prove(&[client])?;
+    let first = Ipv4Addr::new(10, 0, 0, 0);
+    let warming = Sources::Ipv4 { first, count: SOURCES, order: Order::InTurn };
+    let at_once = Sources::Ipv4 { first, count: SOURCES, order: Order::Random };
+    for (name, sources, rate, seconds, most) in
+        [("warming", warming, 100_000.0, 20, 0.12), ("at once", at_once, 80_000.0, 5, 0.2)]
+    {
+        let honest = stage.honest(client, 200, 1_000 * (seconds - 1))?;
+        let (sent, counted) = stage.flood(sources, rate, seconds)?;
+        let goodput = honest.join()?;
+        let passed = counted.passed("rest") - f64::from(goodput.sent);
+        say(&format!(
+            "a million sources, {name}: {passed} of {} passed; {client} {}/{}",
+            arrived(&sent),
+            goodput.answered,
+            goodput.sent
+        ))?;
+        assert!(passed <= most * arrived(&sent), "{name}: {passed} of {sent:?}");
+        assert_eq!(goodput.answered, goodput.sent, "{name}");
     }
     Ok(())
 }

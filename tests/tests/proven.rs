@@ -5,7 +5,6 @@
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd as _,
     thread,
     time::{Duration, Instant},
 };
@@ -13,17 +12,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use limiter_tests::{
     agent::Agent,
-    client::{self, EchoServer, Pace},
+    client::{self, EchoServer, Pace, connect},
     frames,
     generator::{Flood, Generator},
     netns::{Interface, Netns, VethOptions, veth},
-};
-use nix::sys::{
-    socket::{
-        self, AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket,
-        sockopt::SendTimeout,
-    },
-    time::{TimeVal, TimeValLike as _},
 };
 use serde_json::Value;
 
@@ -118,18 +110,6 @@ impl Stage {
         assert_eq!(one, PACE.rate, "answered with a proof");
         Ok(())
     }
-}
-
-/// Connects from an address, which the standard library does not let one choose.
-fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
-    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // Bounds the handshake as well.
-    setsockopt(&socket, SendTimeout, &TimeVal::seconds(PATIENCE.as_secs().try_into()?))?;
-    bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0)))?;
-    socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
-        .with_context(|| format!("{from} to {to}"))?;
-    Ok(socket.into())
 }
 
 /// Whether the agent says that handshakes prove.

@@ -2,13 +2,17 @@
 //! of those it has no room for, and how a change of settings reaches the buckets that are there.
 
 use std::{
+    collections::HashMap,
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::SystemTime,
 };
 
-use anyhow::{Result, bail};
-use aya::programs::{TestRun as _, TestRunOptions};
+use anyhow::{Context as _, Result, bail};
+use aya::{
+    maps::{Array, Map, MapData, MapInfo},
+    programs::{TestRun as _, TestRunOptions},
+};
 use limiter_agent::{
     config::Config,
     datapath::Datapath,
@@ -39,13 +43,20 @@ struct Table {
     netns: Netns,
     datapath: Datapath,
     names: Names,
+    /// The IPv4 table's lines, as the kernel has them.
+    lines: Array<MapData, [u64; 8]>,
 }
 
 impl Table {
     fn load(config: &str) -> Result<Self> {
         let plan = planned(config, None)?;
         let datapath = Datapath::load(&plan)?;
-        Ok(Self { netns: Netns::new("table")?, datapath, names: plan.names })
+        let maps = datapath.program()?.info()?.map_ids()?.context("no maps")?;
+        let name = limiter_common::abi::map::BUCKETS_V4;
+        let of = |id| MapInfo::from_id(id).ok().filter(|info| info.name_as_str() == Some(name));
+        let lines = maps.into_iter().find_map(of).context("no table")?;
+        let lines = Map::Array(MapData::from_id(lines.id())?).try_into()?;
+        Ok(Self { netns: Netns::new("table")?, datapath, names: plan.names, lines })
     }
 
     fn apply(&mut self, config: &str) -> Result<()> {
@@ -82,6 +93,20 @@ impl Table {
             }
             Ok(())
         })
+    }
+
+    /// Sends a packet of the IPv4 source with this number, and finds the line that its bucket is in.
+    fn line_of(&self, number: u32) -> Result<u32> {
+        self.send([v4(number)].into_iter())?;
+        let wanted = 0x0a00_0000 + u64::from(number);
+        for index in 0..self.lines.len() {
+            // Two addresses to a word, and four to a line.
+            let line = self.lines.get(&index, 0)?;
+            if line[..2].iter().any(|pair| pair & 0xffff_ffff == wanted || pair >> 32 == wanted) {
+                return Ok(index);
+            }
+        }
+        bail!("{} has no bucket", v4(number))
     }
 
     /// Vouches for each source.
@@ -232,6 +257,37 @@ fn a_stranger_displaces_no_proven_source() -> Result<()> {
         // are as small as the table, and here hold twenty times what they are made for.)
         assert!(full + unproven >= 950, "{family:?}: {full} table_full, {unproven} found room");
     }
+    Ok(())
+}
+
+/// g. Whoever finds sources that lie in one line of one host's table has found nothing about another
+/// host's, or about this one's after a restart: each has a key of its own.
+#[test]
+fn sources_aimed_at_a_line_miss_it_under_another_key() -> Result<()> {
+    const TRIED: u32 = 10_000;
+    // A bucket is full again at once, so that each source finds its own line empty.
+    let config = config(1_024, 1, AMPLE, "").replace("1/h", "1000000/s");
+    let (known, other) = (Table::load(&config)?, Table::load(&config)?);
+    let mut lines: HashMap<u32, Vec<u32>> = HashMap::new();
+    for number in 0..TRIED {
+        let line = known.line_of(number)?;
+        lines.entry(line).or_default().push(number);
+    }
+    let (aimed, sources) = lines.iter().max_by_key(|it| it.1.len()).context("no line")?;
+    assert!(sources.len() > 25, "{} in line {aimed} of {}", sources.len(), lines.len());
+    let mut hits: HashMap<u32, usize> = HashMap::new();
+    for &number in sources {
+        assert_eq!(known.line_of(number)?, *aimed, "a source stays where it is");
+        *hits.entry(other.line_of(number)?).or_default() += 1;
+    }
+    let most = hits.values().max().copied().unwrap_or_default();
+    writeln!(
+        std::io::stdout(),
+        "{} sources of one line: under another key, {} lines, {most} in the fullest",
+        sources.len(),
+        hits.len()
+    )?;
+    assert!(most <= 6 && hits.len() > sources.len() / 2, "{hits:?}");
     Ok(())
 }
 
