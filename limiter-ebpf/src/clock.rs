@@ -18,27 +18,29 @@ use crate::{maps::TICK, view::FrameView};
 /// The time at the last tick.
 #[inline(always)]
 pub(crate) fn coarse(settings: &Settings) -> Nanos {
-    if TICK.load() == 0 {
+    match TICK.load() {
         // SAFETY: no arguments and no preconditions.
-        return Nanos(unsafe { bpf_ktime_get_coarse_ns() });
+        0 => Nanos(unsafe { bpf_ktime_get_coarse_ns() }),
+        tick => Nanos(counted(tick).wrapping_add(settings.coarse_origin)),
     }
-    Nanos(since_origin().wrapping_add(settings.coarse_origin))
 }
 
+/// The ticks counted, in nanoseconds.
 #[inline(always)]
-fn since_origin() -> u64 {
+fn counted(tick: u64) -> u64 {
     // SAFETY: no arguments and no preconditions.
-    unsafe { bpf_jiffies64() }.wrapping_mul(TICK.load())
+    unsafe { bpf_jiffies64() }.wrapping_mul(tick)
 }
 
 /// Writes into its packet what [`Settings::coarse_origin`] should be; passes it if no tick came in
 /// between. Never attached: the agent runs it.
 #[xdp]
 pub(crate) fn clock_origin(ctx: XdpContext) -> u32 {
-    let before = since_origin();
+    let tick = TICK.load();
+    let before = counted(tick);
     // SAFETY: no arguments and no preconditions.
     let now = unsafe { bpf_ktime_get_coarse_ns() };
-    let is_one_tick = since_origin() == before;
+    let is_one_tick = counted(tick) == before;
     let written = FrameView::new(&ctx).overwrite(now.wrapping_sub(before));
     if is_one_tick && written.is_some() { XDP_PASS } else { XDP_ABORTED }
 }

@@ -29,10 +29,9 @@ use crate::{
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
 #[inline(always)]
 pub(crate) fn settings() -> Option<&'static Settings> {
-    let active = ACTIVE.get_ptr(0)?;
-    // SAFETY: an aligned word of the map; the agent may write it at any time.
-    let active = unsafe { ptr::read_volatile(active) };
-    SETTINGS.get(active)
+    // SAFETY: an aligned word, which the agent may write at any time.
+    let active = unsafe { ptr::read_volatile(ACTIVE.as_ptr()) };
+    SETTINGS.get(active as u32)
 }
 
 /// The maps as an [`Env`].

@@ -1,6 +1,8 @@
 //! The maps. The sizes given here are the smallest; the agent sets those that the configuration
 //! asks for before it loads the object.
 
+use core::sync::atomic::AtomicU64;
+
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
@@ -20,8 +22,6 @@ const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map]
 pub(crate) static SETTINGS: Array<Settings, 2> = Array::new();
-#[btf_map]
-pub(crate) static ACTIVE: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(crate) static PREFIXES: LpmTrie<PrefixKey, PolicyId, 1> = LpmTrie::new();
 #[btf_map]
@@ -51,6 +51,11 @@ pub(crate) static CREATED: PerCpuArray<u64, 2> = PerCpuArray::new();
 /// Which reasons have been logged.
 #[btf_map]
 pub(crate) static LOGGED: Array<u32, 32> = Array::new();
+
+/// The bank of settings in force. A variable, which the agent writes through the map that variables lie
+/// in: to look one up in a map of one would cost each packet twelve instructions more.
+#[unsafe(no_mangle)]
+pub(crate) static ACTIVE: AtomicU64 = AtomicU64::new(0);
 
 /// Slots in the counter map; a constant to the verifier.
 #[unsafe(no_mangle)]

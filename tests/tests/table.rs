@@ -18,12 +18,17 @@ use limiter_agent::{
     datapath::Datapath,
     plan::{Host, HostInterface, Names, Plan, plan},
 };
-use limiter_common::{Family, Reason, packet::Source, time::Nanos};
+use limiter_common::{
+    Family, Reason,
+    packet::Source,
+    time::{Nanos, Tick},
+};
 use limiter_tests::{
     frames::{self, Path},
     generator::monotonic,
     netns::Netns,
 };
+use nix::time::{ClockId, clock_gettime};
 
 /// A source may send a packet an hour, so that each bucket ever charged is in use.
 fn config(sources: u32, burst: u32, new_sources: &str, more: &str) -> String {
@@ -95,15 +100,18 @@ impl Table {
         })
     }
 
-    /// Sends a packet of the IPv4 source with this number, and finds the line that its bucket is in.
-    fn line_of(&self, number: u32) -> Result<u32> {
+    /// Sends a packet of the IPv4 source with this number, and finds the line that its bucket is in, and
+    /// the bucket's theoretical arrival time.
+    fn bucket_of(&self, number: u32) -> Result<(u32, Nanos)> {
         self.send([v4(number)].into_iter())?;
         let wanted = 0x0a00_0000 + u64::from(number);
         for index in 0..self.lines.len() {
-            // Two addresses to a word, and four to a line.
+            // Four addresses, two to a word; two words of metas; four times.
             let line = self.lines.get(&index, 0)?;
-            if line[..2].iter().any(|pair| pair & 0xffff_ffff == wanted || pair >> 32 == wanted) {
-                return Ok(index);
+            for (slot, tat) in line[4..].iter().enumerate() {
+                if line[slot / 2] >> (32 * (slot % 2)) & 0xffff_ffff == wanted {
+                    return Ok((index, Nanos(tat >> Tick::SHIFT)));
+                }
             }
         }
         bail!("{} has no bucket", v4(number))
@@ -270,15 +278,15 @@ fn sources_aimed_at_a_line_miss_it_under_another_key() -> Result<()> {
     let (known, other) = (Table::load(&config)?, Table::load(&config)?);
     let mut lines: HashMap<u32, Vec<u32>> = HashMap::new();
     for number in 0..TRIED {
-        let line = known.line_of(number)?;
+        let (line, _) = known.bucket_of(number)?;
         lines.entry(line).or_default().push(number);
     }
     let (aimed, sources) = lines.iter().max_by_key(|it| it.1.len()).context("no line")?;
     assert!(sources.len() > 25, "{} in line {aimed} of {}", sources.len(), lines.len());
     let mut hits: HashMap<u32, usize> = HashMap::new();
     for &number in sources {
-        assert_eq!(known.line_of(number)?, *aimed, "a source stays where it is");
-        *hits.entry(other.line_of(number)?).or_default() += 1;
+        assert_eq!(known.bucket_of(number)?.0, *aimed, "a source stays where it is");
+        *hits.entry(other.bucket_of(number)?.0).or_default() += 1;
     }
     let most = hits.values().max().copied().unwrap_or_default();
     writeln!(
@@ -288,6 +296,26 @@ fn sources_aimed_at_a_line_miss_it_under_another_key() -> Result<()> {
         hits.len()
     )?;
     assert!(most <= 6 && hits.len() > sources.len() / 2, "{hits:?}");
+    Ok(())
+}
+
+/// Where the coarse clock is exact enough, packets are judged at the time of the last timer tick, or at
+/// most one before it.
+#[test]
+fn the_coarse_clock_follows_the_kernels() -> Result<()> {
+    let tick = limiter_agent::host::tick().0;
+    let coarse = || -> Result<u64> {
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
+        Ok(u64::try_from(now.tv_sec() * 1_000_000_000 + now.tv_nsec())?)
+    };
+    let table = Table::load(&config(1_024, 1_000, AMPLE, "").replace("1/h", "1000/s"))?;
+    for number in 0..200 {
+        let before = coarse()?;
+        let (_, Nanos(tat)) = table.bucket_of(number)?;
+        // It was full, and one packet takes a millisecond to come back.
+        let (now, after) = (tat - 1_000_000, coarse()?);
+        assert!(before - tick <= now && now <= after, "{now}; {before} to {after}");
+    }
     Ok(())
 }
 

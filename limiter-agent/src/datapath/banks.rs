@@ -60,7 +60,7 @@ impl Banks {
             std::slice::from_ref(&*settings),
         )?;
 
-        write(&mut array::<u32>(ebpf, map::ACTIVE)?, map::ACTIVE, 0, &[bank.index()])?;
+        write(&mut array(ebpf, map::ACTIVE)?, map::ACTIVE, 0, &[u64::from(bank.index())])?;
         self.active = Some(bank);
         self.epoch = epoch;
         wait_for_packets();

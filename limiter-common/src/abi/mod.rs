@@ -23,7 +23,7 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
@@ -42,8 +42,8 @@ pub const CLOCK_ORIGIN: &str = "clock_origin";
 pub mod map {
     /// Array of two [`Settings`](super::Settings): the banks.
     pub const SETTINGS: &str = "SETTINGS";
-    /// Array of one `u32`: the index of the bank in force.
-    pub const ACTIVE: &str = "ACTIVE";
+    /// Array of one `u64`, the program's only variable: the index of the bank in force.
+    pub const ACTIVE: &str = ".bss";
     /// LPM trie from [`PrefixKey`](super::PrefixKey) to [`PolicyId`](super::PolicyId).
     pub const PREFIXES: &str = "PREFIXES";
     /// Array of [`Policy`](super::Policy), half for each bank.
