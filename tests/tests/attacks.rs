@@ -233,7 +233,8 @@ fn forged_sources_take_nothing_from_a_proven_client_that_comes_back() -> Result<
 
 /// b. A million forged sources send a packet each ten seconds, and then all of them as fast as they
 /// can: none of them has become anything but a stranger, apart from those that were let in last, and a
-/// proven client loses nothing at either time.
+/// proven client loses nothing at either time. (While it warms up, the budget lets in 160,000 of a million
+/// at most, and those of the first ten seconds may find their buckets again in the next ten.)
 #[test]
 fn sources_warmed_up_slowly_are_strangers() -> Result<()> {
     const SOURCES: u32 = 1_000_000;
@@ -244,7 +245,7 @@ fn sources_warmed_up_slowly_are_strangers() -> Result<()> {
     let warming = Sources::Ipv4 { first, count: SOURCES, order: Order::InTurn };
     let at_once = Sources::Ipv4 { first, count: SOURCES, order: Order::Random };
     for (name, sources, rate, seconds, most) in
-        [("warming", warming, 100_000.0, 20, 0.12), ("at once", at_once, 80_000.0, 5, 0.2)]
+        [("warming", warming, 100_000.0, 20, 0.15), ("at once", at_once, 80_000.0, 5, 0.2)]
     {
         let honest = stage.honest(client, 200, 1_000 * (seconds - 1))?;
         let (sent, counted) = stage.flood(sources, rate, seconds)?;
