@@ -15,7 +15,8 @@ use crate::{
 };
 
 /// Targets (PERFORMANCE.md, "Targets"): the goodput of proven sources as a share of the floor's.
-const GOODPUT: [(From, f64); 3] = [(From::One, 0.96), (From::Thousand, 0.93), (From::Forged, 0.96)];
+const GOODPUT: [(From, f64); 4] =
+    [(From::One, 0.96), (From::Thousand, 0.93), (From::Forged, 0.96), (From::Warmed, 0.96)];
 
 /// The least flood that the targets speak of, in packets per second offered.
 const LEAST_FLOOD: f64 = 5e6;
@@ -65,7 +66,7 @@ pub(crate) fn measure(family: Family, effort: &Effort, report: &mut Report) -> R
     for _ in 0..effort.flood_rounds {
         for case in cases.iter_mut().filter(|case| case.skipped.is_none()) {
             let is_ours = matches!(case.filter, Filter::Floor | Filter::Limiter);
-            match flood(case.filter, case.from, family, effort.flood) {
+            match flood(case.filter, case.from, family, effort.flood(case.from)) {
                 Ok(measured) => case.measured.push(measured),
                 Err(error) if is_ours => return Err(error).context(case.filter.label()),
                 Err(error) => case.skipped = Some(format!("{error:#}")),
@@ -74,10 +75,12 @@ pub(crate) fn measure(family: Family, effort: &Effort, report: &mut Report) -> R
     }
     let rows: Vec<_> = cases.iter().map(|case| case.row(&cases)).collect();
     let title = format!(
-        "Floods over veth, {}, {} s each, median (min..max) of {}; one core sends, one receives; \
-         honest packets that arrive in %",
+        "Floods over veth, {}, {} s each ({} s from {}), median (min..max) of {}; one core sends, one \
+         receives; honest packets that arrive in %",
         family.label(),
-        effort.flood.as_secs(),
+        effort.flood(From::One).as_secs(),
+        effort.flood(From::Forged).as_secs(),
+        From::Forged.label(),
         effort.flood_rounds
     );
     let head = [
@@ -178,6 +181,9 @@ fn flood(filter: Filter, from: From, family: Family, duration: Duration) -> Resu
     let installed = filter.install(&stage)?;
     let receiver = stage.receive_apart()?;
     let mut generator = Generator::new(&stage.outside)?;
+    if from == From::Warmed {
+        stage.warm_up(&mut generator)?;
+    }
     stage.introduce(&mut generator)?;
 
     let sink = Sink::start(&stage)?;

@@ -58,7 +58,7 @@ pub(crate) fn measure(effort: &Effort, report: &mut Report) -> Result<()> {
     let title = format!(
         "One source of live frames against the shipped limit ({rate}/s, burst {burst}) for {} s, by \
          the program's counters",
-        effort.flood.as_secs()
+        effort.flood(From::One).as_secs()
     );
     let head =
         ["sends", "family", "CPUs", "arrived", "ring losses", "passed", "dropped", "÷ limit"];
@@ -86,7 +86,8 @@ fn flood(
     let mut datapath = Datapath::load(&plan)?;
     inside.netns.run(|| plan.interfaces.iter().try_for_each(|it| datapath.attach(it).map(drop)))?;
     let mut generator = Generator::new(&stage.outside)?;
-    let sent = generator.flood(&change(stage.flood(From::One, effort.flood).cpus(0..cpus)))?;
+    let sent =
+        generator.flood(&change(stage.flood(From::One, effort.flood(From::One)).cpus(0..cpus)))?;
     let counters = datapath.counters()?;
     let count = |action| {
         let is_wanted = |outcome: &Outcome| {

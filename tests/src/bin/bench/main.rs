@@ -29,6 +29,7 @@ use serde_json::json;
 use crate::{
     report::Report,
     runner::{Runner, set_nice},
+    stage::From,
 };
 
 /// What measures goes before other work, which it is best to have none of.
@@ -58,8 +59,8 @@ pub(crate) struct Effort {
     pub(crate) repeat: u32,
     /// Rounds of floods.
     pub(crate) flood_rounds: usize,
-    /// How long each flood lasts.
-    pub(crate) flood: Duration,
+    /// How long each flood lasts; those from forged sources, and others.
+    flood: [Duration; 2],
     /// CPUs there are.
     pub(crate) cpus: usize,
 }
@@ -68,12 +69,19 @@ impl Effort {
     fn new(is_quick: bool) -> Self {
         let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
         if is_quick {
-            let flood = Duration::from_secs(2);
+            let flood = [2, 2].map(Duration::from_secs);
             Self { is_quick, rounds: 3, repeat: 200_000, flood_rounds: 1, flood, cpus }
         } else {
-            let flood = Duration::from_secs(10);
+            // From forged sources a minute in three rounds.
+            let flood = [20, 6].map(Duration::from_secs);
             Self { is_quick, rounds: 7, repeat: 1_000_000, flood_rounds: 3, flood, cpus }
         }
+    }
+
+    /// How long a flood lasts.
+    pub(crate) fn flood(&self, from: From) -> Duration {
+        let [forged, other] = self.flood;
+        if from == From::Forged { forged } else { other }
     }
 }
 

@@ -60,16 +60,19 @@ pub(crate) enum From {
     One,
     Thousand,
     Forged,
+    /// Those that [`Stage::warm_up`] had send before, slowly (attack b).
+    Warmed,
 }
 
 impl From {
-    pub(crate) const ALL: [Self; 3] = [Self::One, Self::Thousand, Self::Forged];
+    pub(crate) const ALL: [Self; 4] = [Self::One, Self::Thousand, Self::Forged, Self::Warmed];
 
     pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::One => "one",
             Self::Thousand => "1 k",
             Self::Forged => "16 M forged",
+            Self::Warmed => "1 M warmed up",
         }
     }
 
@@ -78,6 +81,7 @@ impl From {
             Self::One => 1,
             Self::Thousand => 1_000,
             Self::Forged => u32::try_from(FORGED).unwrap_or(u32::MAX),
+            Self::Warmed => 1_000_000,
         }
     }
 }
@@ -153,24 +157,37 @@ impl Stage {
         Ok(())
     }
 
-    /// A flood from `sources` as fast as possible.
+    /// Has each of the sources of [`From::Warmed`] send one packet, as in ten seconds each.
+    pub(crate) fn warm_up(&self, generator: &mut Generator) -> Result<()> {
+        const SECONDS: f64 = 10.0;
+        let (first, sources) = self.sources(From::Warmed, Order::InTurn);
+        let rate = f64::from(From::Warmed.count()) / SECONDS;
+        let flood =
+            Flood::new(self.frame(first, FLOOD_PORT), rate, Duration::from_secs_f64(SECONDS));
+        generator.flood(&flood.sources(sources).cpus([SENDING_CPU]))?;
+        Ok(())
+    }
+
+    /// A flood as fast as possible.
     pub(crate) fn flood(&self, from: From, duration: Duration) -> Flood {
-        let (first, sources) = match self.family {
+        let (first, sources) = self.sources(from, Order::Random);
+        Flood::new(self.frame(first, FLOOD_PORT), f64::INFINITY, duration)
+            .sources(sources)
+            .cpus([SENDING_CPU])
+    }
+
+    fn sources(&self, from: From, order: Order) -> (IpAddr, Sources) {
+        match self.family {
             Family::Ipv4 => {
                 let first = Ipv4Addr::from(FORGED_IPV4);
-                let sources = Sources::Ipv4 { first, count: from.count(), order: Order::Random };
-                (first.into(), sources)
+                (first.into(), Sources::Ipv4 { first, count: from.count(), order })
             }
             Family::Ipv6 | Family::Other => {
                 let first = Ipv6Addr::from(u128::from(FORGED_IPV6) << 64 | 1);
                 let (prefixes, per_prefix) = (from.count(), 1);
-                let sources = Sources::Ipv6 { first, prefixes, per_prefix, order: Order::Random };
-                (first.into(), sources)
+                (first.into(), Sources::Ipv6 { first, prefixes, per_prefix, order })
             }
-        };
-        Flood::new(self.frame(first, FLOOD_PORT), f64::INFINITY, duration)
-            .sources(sources)
-            .cpus([SENDING_CPU])
+        }
     }
 
     /// The same with honest frames in it.
