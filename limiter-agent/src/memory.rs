@@ -1,8 +1,8 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, OwnAddress, Policy, PrefixKey,
-    Settings,
+    Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES, OwnAddress,
+    Policy, PrefixKey, Settings,
 };
 use limiter_common::units::Limits;
 
@@ -11,9 +11,8 @@ use thiserror::Error;
 use crate::config::TableSizes;
 use crate::plan::MapSizes;
 
-/// Entries of the map of own addresses, and what each takes with what the kernel keeps beside it
-/// (`struct htab_elem`, `struct bucket`), in bytes.
-const OWN: u32 = 4096;
+/// What an own address takes with what the kernel keeps beside it (`struct htab_elem`, `struct bucket`),
+/// in bytes.
 const OWN_ENTRY: usize = size_of::<OwnAddress>() + 8 + 48 + 16;
 /// What the kernel keeps beside the key of a trie entry (`struct lpm_trie_node`) and its prefix
 /// length, in bytes.
@@ -37,7 +36,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         counters(sizes.counters.cells()),
         bytes(2 * size_of::<Settings>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
-        array(OWN, OWN_ENTRY),
+        bytes(MAX_OWN_ADDRESSES * OWN_ENTRY),
     ];
     parts.into_iter().fold(0, u64::saturating_add)
 }

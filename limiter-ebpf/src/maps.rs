@@ -11,8 +11,8 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, OwnAddress, Policy,
-        PolicyId, PrefixKey, Settings,
+        Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES,
+        OwnAddress, Policy, PolicyId, PrefixKey, Settings,
     },
     units::Limits,
 };
@@ -41,7 +41,7 @@ pub(crate) static BYTES_V6: Array<ByteTats, 1> = Array::new();
 #[btf_map]
 pub(crate) static KNOWN: Array<KnownWords, 1, MMAPABLE> = Array::new();
 #[btf_map]
-pub(crate) static OWN: HashMap<OwnAddress, u32, 4096> = HashMap::new();
+pub(crate) static OWN: HashMap<OwnAddress, u32, MAX_OWN_ADDRESSES> = HashMap::new();
 #[btf_map]
 pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Array::new();
 #[btf_map]

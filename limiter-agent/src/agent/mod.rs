@@ -103,7 +103,9 @@ impl Agent {
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
         }
-        datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
+        // Without them, packets in the host's own name are strangers' packets: no reason not to start.
+        let mut own = Complaint::default();
+        own.hear(datapath.own(&host::addresses()));
         // Before the sockets are listed, so that no connection is missed between the two.
         let deaf = datapath.hear_handshakes().err().map(|error| error.to_string());
         if let Some(error) = &deaf {
@@ -131,7 +133,7 @@ impl Agent {
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
             deaf,
-            own: Complaint::default(),
+            own,
             seeding,
         };
         agent.log_settings();
@@ -188,7 +190,7 @@ impl Agent {
         plan.fits(self.datapath.sizes()).map_err(|error| request(vec![error.to_string()]))?;
         let (news, gone) = self.moves(&plan, &links);
         let counters = self.datapath.counters().map_err(|error| machine(error.to_string()))?;
-        self.datapath.own(&host::addresses()).map_err(|error| machine(error.to_string()))?;
+        self.renew_addresses();
         // New interfaces first: until the switch their packets are counted as of an unknown one.
         let attached = attach::attach(&mut self.datapath, &news, &links, &config.file)
             .await

@@ -7,6 +7,7 @@ use aya::{
     maps::MapError,
     programs::{ProgramError, xdp::XdpError},
 };
+use limiter_common::abi::MAX_OWN_ADDRESSES;
 
 /// Why the datapath could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,12 @@ pub enum DatapathError {
     /// The kernel has no random numbers for the hash key.
     #[error("no random numbers for the hash key: {0}")]
     Random(io::Error),
+    /// The host has more addresses than the datapath can tell from others'.
+    #[error(
+        "this host has {0} addresses, and the datapath knows the first {MAX_OWN_ADDRESSES}: a packet \
+         that claims to come from another of them is taken for any stranger's"
+    )]
+    OwnAddresses(usize),
     /// The timer's ticks came too fast to read the clock between two of them.
     #[error("the kernel's coarse clock cannot be read: a timer tick came in between each time")]
     Clock,

@@ -20,8 +20,8 @@ use aya::{
 use limiter_common::{
     Family, Outcome,
     abi::{
-        BudgetCell, Count, CounterShape, MAX_INTERFACES, OwnAddress, PROGRAM, Slot, SourceAddress,
-        global, map,
+        BudgetCell, Count, CounterShape, MAX_INTERFACES, MAX_OWN_ADDRESSES, OwnAddress, PROGRAM,
+        Slot, SourceAddress, global, map,
     },
     bucket,
     decide::reach,
@@ -133,19 +133,28 @@ impl Datapath {
     /// Says which addresses are this host's own: packets from them are forged.
     ///
     /// # Errors
-    /// [`DatapathError::Map`] when the map cannot be written.
+    /// [`DatapathError::Map`] when the map cannot be written, [`DatapathError::OwnAddresses`] when there
+    /// are more than [`MAX_OWN_ADDRESSES`]: the first of them count then.
     pub fn own(&mut self, addresses: &[SourceAddress]) -> Result<(), DatapathError> {
         let failed = |error| DatapathError::map(map::OWN, error);
         let map = self.ebpf.map_mut(map::OWN).ok_or(DatapathError::MissingMap(map::OWN))?;
         let mut own: HashMap<_, OwnAddress, u32> = map.try_into().map_err(failed)?;
-        let wanted = addresses.iter().map(|address| OwnAddress::from(*address)).collect();
-        for gone in self.own.difference(&wanted) {
-            own.remove(gone).map_err(failed)?;
+        let known = addresses.iter().copied().map(OwnAddress::from).take(MAX_OWN_ADDRESSES);
+        let wanted: HashSet<_> = known.collect();
+        let gone: Vec<_> = self.own.difference(&wanted).copied().collect();
+        for gone in gone {
+            own.remove(&gone).map_err(failed)?;
+            self.own.remove(&gone);
         }
-        for new in wanted.difference(&self.own) {
-            own.insert(new, 1, 0).map_err(failed)?;
+        for new in wanted {
+            if !self.own.contains(&new) {
+                own.insert(new, 1, 0).map_err(failed)?;
+                self.own.insert(new);
+            }
         }
-        self.own = wanted;
+        if addresses.len() > MAX_OWN_ADDRESSES {
+            return Err(DatapathError::OwnAddresses(addresses.len()));
+        }
         Ok(())
     }
 

@@ -23,13 +23,16 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
 /// The most interfaces (bonds and their members counted apart) that one agent can guard, slot 0
 /// being [`Slot::UNKNOWN`].
 pub const MAX_INTERFACES: usize = 32;
+
+/// The most addresses of this host that are told from others'.
+pub const MAX_OWN_ADDRESSES: usize = 4096;
 
 /// The XDP program's name in the object.
 pub const PROGRAM: &str = "limiter";
