@@ -7,7 +7,7 @@ use crate::abi::{
 use crate::bucket::{self, Cell, Moment};
 use crate::classify::classify;
 use crate::hash::{HashKey, SourceHash};
-use crate::known::{self, Filter, Known, Mark, Standing};
+use crate::known::{self, Filter, Mark, Seen, Standing};
 use crate::packet::{Frame, Packet, PacketView, Source, Space, parse};
 use crate::table::Meta;
 use crate::time::{Clock, Nanos, Tick};
@@ -21,7 +21,7 @@ pub trait Env {
     /// A word that caps something else than one source.
     type Cell: Cell;
     /// What the filters hold of a source.
-    type Known: Known;
+    type Known: known::Known;
 
     /// The time by that clock, under these settings.
     fn now(&self, clock: Clock, settings: &Settings) -> Nanos;
@@ -210,8 +210,7 @@ struct Sighting {
     /// By the coarse clock, which is good enough for filters.
     now: Nanos,
     standing: Standing,
-    /// It need not be marked as seen again; a number for the verifier's sake.
-    is_fresh: u32,
+    seen: Seen,
 }
 
 impl Sighting {
@@ -219,18 +218,17 @@ impl Sighting {
     fn new<E: Env>(source: Source, now: Nanos, env: &E) -> Self {
         let hash = env.key().source(source);
         // Without the filters nobody is known, and nobody a stranger.
-        let (standing, is_fresh) = env
-            .known(hash)
-            .map_or((Standing::SEEN, true), |known| known::standing(&known, Mark::of(hash), now));
+        let (standing, seen) = env.known(hash).map_or((Standing::SEEN, Seen::LATELY), |known| {
+            known::standing(&known, Mark::of(hash), now)
+        });
         let hide = |value| env.opaque(value, now);
-        let (standing, is_fresh) = (standing.hidden(hide), hide(is_fresh.into()));
-        Self { hash, now, standing, is_fresh }
+        Self { hash, now, standing: standing.hidden(hide), seen: seen.hidden(hide) }
     }
 
     /// Remembers that the source conforms, if it has not been lately.
     #[inline(always)]
     fn remember<E: Env>(&self, env: &E) {
-        if self.is_fresh == 0
+        if self.seen != Seen::LATELY
             && let Some(known) = env.known(self.hash)
         {
             Mark::of(self.hash).set(&known, Filter::Seen, self.now);
@@ -265,8 +263,8 @@ fn judge<E: Env>(
     let source = packet.source;
     let mut moment = moment(arrival.now, class.clock, settings, env);
     let now = moment.now();
-    let &Sighting { hash, standing, .. } = sighting;
-    if let Some(reason) = gate(standing, arrival, settings, env) {
+    let &Sighting { hash, standing, seen, .. } = sighting;
+    if let Some(reason) = gate(standing, seen, arrival, settings, env) {
         // A service that is exempt here passes even while strangers do not.
         if settings.exempts_on(arrival.slot)
             && let Err(reason) = limits(resolve(packet, settings, env), arrival, settings, env)
@@ -336,19 +334,25 @@ fn renew<B: Bucket>(
     bucket.set_meta(meta.with_proven(is_proven).with_policy(epoch, policy));
 }
 
-/// What a packet meets before the table: for a stranger the budget for new sources, and the sums of its
+/// What a packet meets before the table: for a source that has no bucket the budget for new sources, and the sums of its
 /// class. Only reads.
 #[inline(always)]
 fn gate<E: Env>(
     standing: Standing,
+    seen: Seen,
     arrival: &Arrival<'_>,
     settings: &Settings,
     env: &E,
 ) -> Option<Reason> {
     let now = Tick::from(arrival.now);
     let class = arrival.class;
-    // First what a flood of forged sources spends first.
-    if standing == Standing::STRANGER && !is_welcome(standing, class, now, settings, env) {
+    // First what a flood of forged sources spends first. A source that is proven, or is one of the few
+    // that the filter of the proven takes for such, and was not seen for so long that its bucket is full
+    // again, has none that counts: it would meet this budget after two lines of the table.
+    let has_no_bucket = class.refills_unseen != 0 && seen == Seen::NOT;
+    if (standing == Standing::STRANGER || has_no_bucket)
+        && !is_welcome(standing, class, now, settings, env)
+    {
         return Some(Reason::NewSource);
     }
     if standing != Standing::PROVEN && class.unproven.is_limited() {

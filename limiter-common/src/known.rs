@@ -36,6 +36,26 @@ impl Standing {
     }
 }
 
+/// How lately a source was seen. A number, like [`Standing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen(u32);
+
+impl Seen {
+    /// It is not remembered.
+    pub const NOT: Self = Self(0);
+    /// In the generation before the present one.
+    pub const BEFORE: Self = Self(1);
+    /// In the present generation.
+    pub const LATELY: Self = Self(2);
+
+    /// The same, with its number passed through `hide`.
+    #[inline(always)]
+    #[must_use]
+    pub fn hidden(self, hide: impl Fn(u32) -> u32) -> Self {
+        Self(hide(self.0))
+    }
+}
+
 /// The words that hold what is known of a source.
 pub trait Known {
     /// One word.
@@ -118,15 +138,18 @@ impl Mark {
         word & (self.0 | 0xffff << STAMP_SHIFT) == self.0 | (generation as u64) << STAMP_SHIFT
     }
 
-    /// Whether it is marked in `filter` at `now`, and whether in the present generation.
+    /// How lately it was marked in `filter`, at `now`.
     #[inline(always)]
-    fn find<K: Known>(self, known: &K, filter: Filter, now: Nanos) -> (bool, bool) {
+    fn find<K: Known>(self, known: &K, filter: Filter, now: Nanos) -> Seen {
         let generation = filter.generation(now);
         let before = generation.wrapping_sub(1);
         if self.is_in(known.word(filter.place(generation)).load(), generation) {
-            return (true, true);
+            Seen::LATELY
+        } else if self.is_in(known.word(filter.place(before)).load(), before) {
+            Seen::BEFORE
+        } else {
+            Seen::NOT
         }
-        (self.is_in(known.word(filter.place(before)).load(), before), false)
     }
 
     /// Marks it in the present generation of `filter`. A lost race is another source's mark in the
@@ -149,18 +172,18 @@ impl Mark {
     }
 }
 
-/// The standing of a source at `now`, and whether it is marked as seen in the present generation.
+/// The standing of a source at `now`, and how lately it was seen, which a proven one need not have been.
 #[inline(always)]
-pub fn standing<K: Known>(known: &K, mark: Mark, now: Nanos) -> (Standing, bool) {
-    let (seen, is_fresh) = mark.find(known, Filter::Seen, now);
-    let standing = if mark.find(known, Filter::Proven, now).0 {
+pub fn standing<K: Known>(known: &K, mark: Mark, now: Nanos) -> (Standing, Seen) {
+    let seen = mark.find(known, Filter::Seen, now);
+    let standing = if mark.find(known, Filter::Proven, now) != Seen::NOT {
         Standing::PROVEN
-    } else if seen {
+    } else if seen != Seen::NOT {
         Standing::SEEN
     } else {
         Standing::STRANGER
     };
-    (standing, is_fresh)
+    (standing, seen)
 }
 
 const _: () = assert!(KNOWN_WORDS == 4);
@@ -193,12 +216,17 @@ mod tests {
             let (filter, other) = if proven { (Filter::Proven, Filter::Seen) } else { (Filter::Seen, Filter::Proven) };
             let mark = mark(number);
             mark.set(&words.each_ref(), filter, Nanos(now));
-            prop_assert_eq!(mark.find(&words.each_ref(), filter, Nanos(now)), (true, true));
-            prop_assert!(!mark.find(&words.each_ref(), other, Nanos(now)).0);
+            prop_assert_eq!(mark.find(&words.each_ref(), filter, Nanos(now)), Seen::LATELY);
+            prop_assert_eq!(mark.find(&words.each_ref(), other, Nanos(now)), Seen::NOT);
             let generation = filter.lasts().0;
             let then = now + later * generation;
             let age = then / generation - now / generation;
-            prop_assert_eq!(mark.find(&words.each_ref(), filter, Nanos(then)), (age <= 1, age == 0));
+            let expected = match age {
+                0 => Seen::LATELY,
+                1 => Seen::BEFORE,
+                _ => Seen::NOT,
+            };
+            prop_assert_eq!(mark.find(&words.each_ref(), filter, Nanos(then)), expected);
         }
     }
 
@@ -215,7 +243,7 @@ mod tests {
         );
         assert_eq!(
             standing(&words.each_ref(), mark(2), Nanos(2 * generation)),
-            (Standing::SEEN, true)
+            (Standing::SEEN, Seen::LATELY)
         );
         mark(1).set(&words.each_ref(), Filter::Proven, Nanos(2 * generation));
         assert_eq!(standing(&words.each_ref(), mark(1), Nanos(2 * generation)).0, Standing::PROVEN);

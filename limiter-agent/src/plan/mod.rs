@@ -16,8 +16,9 @@ use limiter_common::abi::{
     BudgetCell, Ceiling, ClassId, ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot,
     SourceAddress,
 };
-use limiter_common::time::{Clock, Nanos};
-use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit};
+use limiter_common::known::Filter;
+use limiter_common::time::{Clock, Nanos, Tick};
+use limiter_common::units::{LimitError, Limits, PacketLimit};
 
 use crate::config::{self, Budget, Ceilings, Config, FaultAction, Pattern, Xdp};
 pub use names::Names;
@@ -255,7 +256,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         };
         settings.class_count += 1;
     }
-    clocks(&mut settings, &policies.limits, host.tick);
+    times(&mut settings, &policies.limits, host.tick);
     if !policies.prefixes.is_empty() {
         settings.need = settings.need.with(Need::POLICIES);
     }
@@ -340,21 +341,29 @@ impl Plan {
 
 /// Gives each class the cheapest clock that is exact enough for every budget that its packets may
 /// meet: those of its sources (its own limits, and its place in each of the `rows`), of wider
-/// prefixes, of all together, and those for new sources.
-fn clocks(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
+/// prefixes, of all together, and those for new sources. And says of each whether all buckets of its
+/// sources refill while a source is remembered.
+fn times(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
     let count = usize::try_from(settings.class_count).unwrap_or_default();
     let classes = &mut settings.classes[..count];
     for (order, class) in classes.iter_mut().enumerate() {
         let others = rows.iter().skip(order).step_by(count);
         let limits = std::iter::once(&class.limits).chain(others);
-        let packets = limits.clone().map(|limits| limits.packets);
-        let packets = packets.chain([settings.new_sources, settings.new_sources_site]);
-        let packets = packets.chain([class.new_sources, class.unproven, class.total]);
-        let packets = packets.chain(class.ceilings);
-        let packets = packets.filter(PacketLimit::is_limited).map(|limit| limit.tolerance());
-        let bytes = limits.map(|limits| limits.bytes).filter(ByteLimit::is_limited);
-        let least = packets.chain(bytes.map(|limit| limit.tolerance())).min();
+        let tolerance = |limit: PacketLimit| limit.is_limited().then(|| limit.tolerance());
+        let own: Vec<_> = limits
+            .flat_map(|Limits { packets, bytes }| {
+                let bytes = bytes.is_limited().then(|| bytes.tolerance());
+                [tolerance(*packets), bytes]
+            })
+            .flatten()
+            .collect();
+        let shared = [settings.new_sources, settings.new_sources_site];
+        let shared = shared.into_iter().chain([class.new_sources, class.unproven, class.total]);
+        let shared = shared.chain(class.ceilings).filter_map(tolerance);
+        let least = shared.chain(own.iter().copied()).min();
         class.clock = Clock::cheapest(least.unwrap_or(u64::MAX), tick);
+        let remembered = Filter::Seen.lasts().0 << Tick::SHIFT;
+        class.refills_unseen = u32::from(own.iter().all(|tolerance| *tolerance <= remembered));
     }
 }
 

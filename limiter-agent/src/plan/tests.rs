@@ -93,6 +93,21 @@ fn each_class_has_the_cheapest_clock_that_serves_all_of_its_budgets() {
     assert_eq!(clocks(news), [Clock::FINE; 2]);
 }
 
+/// A class whose buckets may be in use for longer than a source is remembered has its table asked first.
+#[test]
+fn a_class_whose_buckets_refill_soon_is_told_from_others() {
+    let refills = |burst: u64| {
+        let own = format!(
+            "[[prefix]]\ncidr = \"203.0.113.0/24\"\n[[prefix.class]]\nname = \"rest\"\n\
+             packets = {{ rate = \"1000/s\", burst = {burst} }}"
+        );
+        planned(&config(&own)).settings.classes[1].refills_unseen
+    };
+    // What is seen is remembered for 2³² ns.
+    assert_eq!(refills(4_294), 1);
+    assert_eq!(refills(4_295), 0);
+}
+
 #[test]
 fn a_byte_burst_below_a_full_frame_is_refused() {
     let config = config("");

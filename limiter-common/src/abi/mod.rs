@@ -23,7 +23,7 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;

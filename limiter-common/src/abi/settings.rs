@@ -166,8 +166,9 @@ pub struct ClassSettings {
     pub mode: Mode,
     /// The clock that is exact enough for all limits that its packets may meet.
     pub clock: Clock,
-    /// Always 0.
-    pub pad: u32,
+    /// 1 if every bucket of its sources is full again before the source counts as not seen
+    /// ([`Filter::lasts`](crate::known::Filter::lasts)), else 0.
+    pub refills_unseen: u32,
 }
 
 /// A dimension of classification with 65,536 values: a port, or a frame length (longer frames count
@@ -335,7 +336,7 @@ impl Settings {
             id: ClassId::NONE,
             mode: Mode::OBSERVE,
             clock: Clock::FINE,
-            pad: 0,
+            refills_unseen: 0,
         }; MAX_CLASSES],
         protocols: [0; L4Index::COUNT],
         source_ports: Dimension::EMPTY,
