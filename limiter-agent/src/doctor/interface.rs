@@ -225,7 +225,7 @@ mod tests {
         Link { name: name.to_owned(), ifindex, mtu: 1500, is_up: true, ..Link::default() }
     }
 
-    fn seen<'a>(links: &'a [Link], xdp: Xdp, features: Option<XdpFeatures>) -> Seen<'a> {
+    fn seen(links: &[Link], xdp: Xdp, features: Option<XdpFeatures>) -> Seen<'_> {
         Seen {
             link: &links[0],
             links,

@@ -92,7 +92,7 @@ impl fmt::Display for Report {
                 writeln!(out, "         fix: {fix}")?;
             }
         }
-        writeln!(out, "{} failed, {} warnings", self.failed, self.warnings)
+        writeln!(out, "failed: {}, warnings: {}", self.failed, self.warnings)
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
         assert!(lines[2].starts_with("         fix: mount -t bpf bpf /sys/fs/bpf"), "{text}");
         assert_eq!(
             &lines[3..],
-            ["warning  eth0 lro: on", "         fix: ethtool", "1 failed, 1 warnings"]
+            ["warning  eth0 lro: on", "         fix: ethtool", "failed: 1, warnings: 1"]
         );
     }
 

@@ -75,7 +75,6 @@ pub fn preflight() -> Result<(), Unfit> {
 }
 
 /// What [`preflight`] checks, each by its name: what was found, or what does not hold.
-#[must_use]
 pub fn requirements() -> [(&'static str, Result<String, Unfit>); 3] {
     let held = capabilities(|capability| {
         // An unreadable set counts as held; the kernel will have the last word.
