@@ -161,3 +161,31 @@ fn real_mode(attached: XdpAttached) -> Option<RealMode> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(attributes: Vec<LinkAttribute>) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.flags = LinkFlags::Up;
+        message.attributes = attributes;
+        message
+    }
+
+    #[test]
+    fn a_member_of_a_bond_is_told_from_a_port_of_a_bridge() {
+        for (port, bond) in [(InfoPortKind::Bond, Some(9)), (InfoPortKind::Bridge, None)] {
+            let info = LinkAttribute::LinkInfo(vec![LinkInfo::PortKind(port)]);
+            let link = read(&message(vec![LinkAttribute::Controller(9), info]));
+            assert_eq!((link.bond, link.is_up), (bond, true));
+        }
+    }
+
+    #[test]
+    fn a_vlan_knows_what_it_lies_on() {
+        let info = LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vlan)]);
+        let link = read(&message(vec![LinkAttribute::Link(4), info]));
+        assert_eq!((link.below, link.kind.as_deref()), (Some(4), Some("vlan")));
+    }
+}
