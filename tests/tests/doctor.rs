@@ -110,7 +110,7 @@ fn a_veth_interface_is_found_fit_and_left_alone() -> Result<()> {
     for name in ["kernel", "capabilities", "bpffs", "clock", "memory"] {
         assert_eq!(report.status(name, None), "ok", "{}", report.json);
     }
-    for name in ["interface", "mtu", "program", "lro", "membership"] {
+    for name in ["interface", "mtu", "program", "vlan-offload", "membership"] {
         assert_eq!(report.status(name, Some("edge0")), "ok", "{}", report.json);
     }
     let driver = report.check("driver", Some("edge0"))["finding"].as_str().context("text")?;

@@ -44,7 +44,10 @@ pub(super) fn checks(seen: &Seen<'_>) -> Vec<(&'static str, Outcome)> {
         ("queues", queues(seen)),
     ];
     if let Some(offloads) = seen.offloads {
-        checks.push(("lro", lro(seen.link, offloads)));
+        // Without hardware nothing is merged, whatever the flag says (a bond's is always on).
+        if !seen.link.is_virtual() {
+            checks.push(("lro", lro(seen.link, offloads)));
+        }
         checks.push(("vlan-offload", vlan_offload(seen, offloads)));
     }
     checks.push(("membership", membership(seen)));
@@ -203,10 +206,11 @@ fn names<'a>(links: impl Iterator<Item = &'a Link>) -> String {
 }
 
 impl Seen<'_> {
-    /// How bad it is that the driver does not say that it can. Only of the kernel's own drivers that
-    /// is certain; those of a vendor may not say it and yet can.
+    /// How bad it is that the driver does not say that it can. That it cannot is certain only of the
+    /// kernel's own drivers; those of a vendor may not say it and yet can, and so may a bond of such.
     fn refusal(&self) -> Status {
-        if self.xdp == Xdp::Native && self.link.is_virtual() {
+        let is_bond = self.link.kind.as_deref() == Some("bond");
+        if self.xdp == Xdp::Native && self.link.is_virtual() && !is_bond {
             Status::Failed
         } else {
             Status::Warning
