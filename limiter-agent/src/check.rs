@@ -11,7 +11,7 @@ use crate::cli::{CheckArgs, Failure};
 use crate::client::print;
 use crate::config::{Config, Diagnostic, LoadError};
 use crate::memory::map_memory;
-use crate::plan::{self, Host, HostInterface, PlanError};
+use crate::plan::{self, Host, HostInterface, MapSizes, PlanError};
 use crate::status::bytes;
 
 /// What `--json` prints.
@@ -63,13 +63,13 @@ fn judge(file: &Path) -> Verdict {
         map_memory_bytes: None,
     };
     match Config::load(file) {
-        Ok(config) => match memory(&config) {
-            Ok(memory) => Verdict {
+        Ok(config) => match sizes(&config) {
+            Ok(sizes) => Verdict {
                 file: name,
                 valid: true,
                 errors: Vec::new(),
                 warnings: config.warnings,
-                map_memory_bytes: memory,
+                map_memory_bytes: sizes.as_ref().map(map_memory),
             },
             Err(error) => wrong(vec![nowhere(&name, &error.to_string(), "")]),
         },
@@ -102,8 +102,8 @@ fn said(error: &Diagnostic) -> String {
 }
 
 /// Plans the file for a host that has an interface for each pattern in it, which finds what does
-/// not fit the datapath, and says how much memory the maps take.
-fn memory(config: &Config) -> Result<Option<u64>, PlanError> {
+/// not fit the datapath, and says how large the maps are: none if that depends on the real host.
+pub(crate) fn sizes(config: &Config) -> Result<Option<MapSizes>, PlanError> {
     let bound = config.exemptions.iter().filter_map(|exemption| exemption.interface.as_ref());
     let patterns = config.interfaces.iter().map(|interface| &interface.name).chain(bound);
     let interfaces = patterns.zip(1..).map(|(pattern, ifindex)| {
@@ -117,7 +117,7 @@ fn memory(config: &Config) -> Result<Option<u64>, PlanError> {
         wall: SystemTime::now(),
     };
     match plan::plan(config, &host, None) {
-        Ok(plan) => Ok(Some(map_memory(&plan.sizes))),
+        Ok(plan) => Ok(Some(plan.sizes)),
         // The invented host may lack what the real one has.
         Err(PlanError::NoInterface { .. } | PlanError::ExemptNowhere { .. }) => Ok(None),
         Err(error) => Err(error),

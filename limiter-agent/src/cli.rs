@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{check, client, run};
+use crate::{check, client, doctor, run};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -32,6 +32,8 @@ enum Command {
     Run(RunArgs),
     /// Validate a configuration file without touching the kernel
     Check(CheckArgs),
+    /// Say what on this host keeps the agent from its work, or makes it slow, and the fix
+    Doctor(DoctorArgs),
     /// Show what the running agent does
     Status(ClientArgs),
     /// Make the running agent read its configuration again
@@ -94,6 +96,20 @@ pub struct CheckArgs {
     pub json: bool,
 }
 
+/// Arguments of `limiter-agent doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Interfaces to look at, instead of the file's, separated by spaces; may be repeated
+    #[arg(long = "iface", value_name = "NAME", num_args = 1..)]
+    pub interfaces: Vec<String>,
+    /// The configuration file [default: /etc/limiter/limiter.toml, or none if that is missing]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of the commands that ask the running agent.
 #[derive(Clone, Debug, Args)]
 pub struct ClientArgs {
@@ -123,6 +139,7 @@ impl Cli {
         match self.command {
             Command::Run(args) => run::run(args),
             Command::Check(args) => check::check(&args),
+            Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
             Command::Reload(args) => client::reload(&args),
         }

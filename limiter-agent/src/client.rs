@@ -142,7 +142,7 @@ async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<A
     Ok(Answer { code, body })
 }
 
-fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
+pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::Machine(format!("cannot write JSON: {error}")))?;
     print(&format!("{text}\n"))

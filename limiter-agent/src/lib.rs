@@ -7,6 +7,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod datapath;
+pub mod doctor;
 pub mod host;
 pub mod memory;
 pub mod plan;

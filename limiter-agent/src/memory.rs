@@ -62,7 +62,7 @@ pub fn check_memory(sizes: &MapSizes, available: u64) -> Result<(), TooLarge> {
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "[table] ipv4_sources = {ipv4_sources} and ipv6_sources = {ipv6_sources}: the maps need {} and {} \
-     are available to them; {}",
+     are available to them; fix: {}",
     mebibytes(*.needed), mebibytes(*.room), advice(*.fitting)
 )]
 pub struct TooLarge {
@@ -80,9 +80,9 @@ pub struct TooLarge {
 
 fn advice(fitting: Option<u32>) -> String {
     match fitting {
-        Some(sources) => format!("at most {sources} sources of each family fit"),
+        Some(sources) => format!("smaller tables: at most {sources} sources of each family fit"),
         None => {
-            "not even the smallest tables fit; give the host, or the agent's memory cgroup, more"
+            "not even the smallest tables fit: give the host, or the agent's memory cgroup, more"
                 .to_owned()
         }
     }

@@ -290,7 +290,7 @@ fn somebody_elses_program_is_named_and_stays() -> Result<()> {
         let said = refusal_beside(&mut command, 3)?;
         let named = format!(
             "edge0 already has an XDP program that somebody else attached: id {theirs}, named \
-             count_pass; stop the process"
+             count_pass; fix: stop the process"
         );
         assert!(said.starts_with(&named), "{said}");
         assert_eq!(host.program(&host.edge)?, Some(theirs), "{xdp}");

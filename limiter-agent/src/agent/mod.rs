@@ -286,7 +286,8 @@ fn unplannable(error: &PlanError) -> String {
     error.to_string()
 }
 
-fn host_of(links: &[Link]) -> Host {
+/// The host as a plan sees it.
+pub(crate) fn host_of(links: &[Link]) -> Host {
     let (monotonic, wall) = host::clocks();
     let interfaces = links
         .iter()
@@ -308,7 +309,7 @@ fn override_mode(config: &mut Config, mode: ModeArg) {
 }
 
 /// An interface keeps the `xdp` of the entry that names it.
-fn override_interfaces(config: &mut Config, names: &[String]) {
+pub(crate) fn override_interfaces(config: &mut Config, names: &[String]) {
     let interfaces = names.iter().map(|name| {
         let known = config.interfaces.iter().find(|known| known.name.matches(name));
         Interface {

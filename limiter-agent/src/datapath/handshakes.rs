@@ -56,8 +56,7 @@ pub enum HandshakesError {
 /// Loads the program and attaches it to the root of the cgroup v2 hierarchy, where it hears of the
 /// connections of all processes. Dropping the link detaches it.
 pub(super) fn attach(ebpf: &mut Ebpf) -> Result<SockOpsLink, HandshakesError> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let path = root(&mounts).ok_or(HandshakesError::NoCgroup)?;
+    let path = cgroup()?;
     let cgroup =
         File::open(&path).map_err(|error| HandshakesError::Open { path: path.clone(), error })?;
     let program = ebpf.program_mut(HANDSHAKES).ok_or(ProgramError::NotLoaded);
@@ -68,6 +67,15 @@ pub(super) fn attach(ebpf: &mut Ebpf) -> Result<SockOpsLink, HandshakesError> {
     let link =
         program.attach(cgroup, CgroupAttachMode::Single).and_then(|link| program.take_link(link));
     link.map_err(|error| HandshakesError::Attach { path, error })
+}
+
+/// Where the root of the cgroup v2 hierarchy is mounted.
+///
+/// # Errors
+/// [`HandshakesError::NoCgroup`] if it is nowhere.
+pub fn cgroup() -> Result<PathBuf, HandshakesError> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    root(&mounts).ok_or(HandshakesError::NoCgroup)
 }
 
 /// Where the root of the cgroup v2 hierarchy is mounted, from `mountinfo` (`proc_pid_mountinfo(5)`).

@@ -34,7 +34,7 @@ use limiter_common::{
 use self::{banks::Banks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
-    handshakes::HandshakesError,
+    handshakes::{HandshakesError, cgroup},
     link::{Attachment, LinkKind, foreign_program},
     shared::Tracked,
 };

@@ -5,7 +5,7 @@ use std::fmt;
 
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::link::{
-    InfoKind, LinkAttribute, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
+    InfoKind, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, XdpAttached,
 };
 use thiserror::Error;
 
@@ -20,6 +20,14 @@ pub struct Link {
     pub mtu: u32,
     /// What the kernel calls this kind of virtual interface (`veth`, `bond`); none for hardware.
     pub kind: Option<String>,
+    /// Whether it is set up.
+    pub is_up: bool,
+    /// Receive queues that there is room for.
+    pub queues: u32,
+    /// The index of the interface below it, of those that have one.
+    pub below: Option<u32>,
+    /// The index of the bond that it is a member of.
+    pub bond: Option<u32>,
     /// How an XDP program is attached, if one is.
     pub xdp: Option<RealMode>,
     /// The id of the attached XDP program.
@@ -101,7 +109,10 @@ impl fmt::Display for RealMode {
 }
 
 fn read(message: &LinkMessage) -> Link {
-    let mut link = Link { ifindex: message.header.index, ..Link::default() };
+    let header = &message.header;
+    let is_up = header.flags.contains(LinkFlags::Up);
+    let mut link = Link { ifindex: header.index, is_up, ..Link::default() };
+    let (mut controller, mut is_in_bond) = (None, false);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(name) = attribute {
             link.name.clone_from(name);
@@ -109,10 +120,18 @@ fn read(message: &LinkMessage) -> Link {
             link.mtu = *mtu;
         } else if let LinkAttribute::LinkInfo(infos) = attribute {
             link.kind = infos.iter().find_map(kind);
+            is_in_bond = infos.contains(&LinkInfo::PortKind(InfoPortKind::Bond));
+        } else if let LinkAttribute::NumRxQueues(queues) = attribute {
+            link.queues = *queues;
+        } else if let LinkAttribute::Link(below) = attribute {
+            link.below = Some(*below);
+        } else if let LinkAttribute::Controller(index) = attribute {
+            controller = Some(*index);
         } else if let LinkAttribute::Xdp(parts) = attribute {
             (link.xdp, link.program) = xdp(parts);
         }
     }
+    link.bond = controller.filter(|_| is_in_bond);
     link
 }
 
@@ -140,5 +159,33 @@ fn real_mode(attached: XdpAttached) -> Option<RealMode> {
         XdpAttached::Hardware => Some(RealMode::Offload),
         XdpAttached::Multiple => Some(RealMode::Multiple),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(attributes: Vec<LinkAttribute>) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.flags = LinkFlags::Up;
+        message.attributes = attributes;
+        message
+    }
+
+    #[test]
+    fn a_member_of_a_bond_is_told_from_a_port_of_a_bridge() {
+        for (port, bond) in [(InfoPortKind::Bond, Some(9)), (InfoPortKind::Bridge, None)] {
+            let info = LinkAttribute::LinkInfo(vec![LinkInfo::PortKind(port)]);
+            let link = read(&message(vec![LinkAttribute::Controller(9), info]));
+            assert_eq!((link.bond, link.is_up), (bond, true));
+        }
+    }
+
+    #[test]
+    fn a_vlan_knows_what_it_lies_on() {
+        let info = LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vlan)]);
+        let link = read(&message(vec![LinkAttribute::Link(4), info]));
+        assert_eq!((link.below, link.kind.as_deref()), (Some(4), Some("vlan")));
     }
 }

@@ -2,6 +2,7 @@
 //! asked of it at all.
 
 mod driver;
+mod features;
 mod links;
 mod memory;
 mod preflight;
@@ -17,11 +18,12 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_getres, clock_gettime};
 
-pub use driver::driver;
+pub use driver::{Offloads, driver, offloads, receive_queues};
+pub use features::{XdpFeatures, xdp_features};
 pub use links::{Link, LinksError, RealMode, links};
 pub use memory::available_memory;
-pub use preflight::{Unfit, preflight, unclaimed};
-pub use refusal::{Refusal, kernel_words};
+pub use preflight::{Unfit, preflight, requirements, unclaimed};
+pub use refusal::{Refusal, kernel_words, other_mode};
 pub use sockets::{SocketsError, peers};
 
 /// The two clocks, read together: expiry times are written on the wall clock and enforced on the

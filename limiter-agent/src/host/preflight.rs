@@ -20,7 +20,7 @@ pub enum Unfit {
     /// Not root, nor the capabilities instead.
     #[error(
         "missing {}: loading and attaching an XDP program needs CAP_BPF, CAP_PERFMON and \
-         CAP_NET_ADMIN; run as root, or grant them (systemd: AmbientCapabilities=)",
+         CAP_NET_ADMIN; fix: run as root, or grant them (systemd: AmbientCapabilities=)",
         .0.join(" and ")
     )]
     Capabilities(Vec<String>),
@@ -33,12 +33,13 @@ pub enum Unfit {
     /// The kernel lacks what the program uses.
     #[error(
         "kernel {0} is too old: the program needs 5.18 or newer, the first whose XDP takes \
-         multi-buffer frames; boot a newer kernel"
+         multi-buffer frames; fix: boot a newer kernel"
     )]
     Kernel(String),
     /// Another program is where ours would go.
     #[error(
-        "{interface} already has an XDP program that somebody else attached: id {program}{}; {}",
+        "{interface} already has an XDP program that somebody else attached: id {program}{}; \
+         fix: {}",
         name.as_ref().map(|name| format!(", named {name}")).unwrap_or_default(),
         detaching(interface, mode.keyword(), &program.to_string())
     )]
@@ -70,12 +71,22 @@ pub(super) fn detaching(interface: &str, keyword: &str, program: &str) -> String
 /// # Errors
 /// [`Unfit`] names the first that does not hold, and its fix.
 pub fn preflight() -> Result<(), Unfit> {
-    capabilities(|capability| {
+    requirements().into_iter().try_for_each(|(_, outcome)| outcome.map(drop))
+}
+
+/// What [`preflight`] checks, each by its name: what was found, or what does not hold.
+pub fn requirements() -> [(&'static str, Result<String, Unfit>); 3] {
+    let held = capabilities(|capability| {
         // An unreadable set counts as held; the kernel will have the last word.
         caps::has_cap(None, CapSet::Effective, capability).unwrap_or(true)
-    })?;
-    kernel(&uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default())?;
-    bpffs(Path::new(BPFFS))
+    });
+    let release = uname().map(|name| name.release().to_string_lossy().into_owned());
+    let release = release.unwrap_or_default();
+    [
+        ("capabilities", held.map(|()| "those that are needed are held".to_owned())),
+        ("kernel", kernel(&release).map(|()| format!("Linux {release}"))),
+        ("bpffs", bpffs(Path::new(BPFFS)).map(|()| format!("mounted at {BPFFS}"))),
+    ]
 }
 
 /// Checks that no XDP program is attached to the interface. `name_of` finds a program's name.

@@ -33,6 +33,15 @@ pub fn kernel_words(error: &str) -> Option<&str> {
     Some(words)
 }
 
+/// How to do without native mode on the interface called `name`.
+#[must_use]
+pub fn other_mode(name: &str, file: &str) -> String {
+    format!(
+        "set xdp = \"generic\" (slower) or \"auto\" in the [[interface]] entry of {name} in {file}, or \
+         give --xdp"
+    )
+}
+
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { link, driver, native, errno, said, file } = self;
@@ -50,12 +59,7 @@ impl fmt::Display for Refusal<'_> {
         write!(out, "): {cause}; fix: ")?;
         let name = &link.name;
         // Generic mode asks nothing of the driver.
-        let settings = (*native && concerns_driver(errno)).then(|| {
-            format!(
-                "set xdp = \"generic\" (slower) or \"auto\" in the [[interface]] entry of {name} in \
-                 {file}, or give --xdp"
-            )
-        });
+        let settings = (*native && concerns_driver(errno)).then(|| other_mode(name, file));
         match (fix, settings) {
             (Some(fix), Some(settings)) => write!(out, "{fix}, or {settings}"),
             (Some(only), None) | (None, Some(only)) => out.write_str(&only),

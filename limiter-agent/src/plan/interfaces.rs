@@ -41,12 +41,7 @@ pub(super) fn choose<'a>(
     let chosen: Chosen<'a> = host
         .interfaces
         .iter()
-        .filter_map(|interface| {
-            let matching = config.interfaces.iter();
-            let matching = matching.filter(|entry| entry.name.matches(&interface.name));
-            let entry = matching.min_by_key(|entry| entry.name.is_glob())?;
-            Some((interface, entry.xdp))
-        })
+        .filter_map(|interface| Some((interface, xdp_of(config, &interface.name)?)))
         .collect();
     let (count, most) = (chosen.len(), MAX_INTERFACES - 1);
     if count > most {
@@ -54,6 +49,12 @@ pub(super) fn choose<'a>(
     }
     exemptions(config, &chosen, was_guarded)?;
     Ok(Choice { chosen, gone })
+}
+
+/// How the interface called `name` is attached; none if the configuration does not name it.
+pub(crate) fn xdp_of(config: &Config, name: &str) -> Option<Xdp> {
+    let matching = config.interfaces.iter().filter(|entry| entry.name.matches(name));
+    Some(matching.min_by_key(|entry| entry.name.is_glob())?.xdp)
 }
 
 /// The chosen interfaces with their slots, in the order of slots.

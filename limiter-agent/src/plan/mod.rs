@@ -21,6 +21,7 @@ use limiter_common::time::{Clock, Nanos, Tick};
 use limiter_common::units::{LimitError, Limits, PacketLimit};
 
 use crate::config::{self, Budget, Ceilings, Config, FaultAction, Pattern, Xdp};
+pub(crate) use interfaces::xdp_of;
 pub use names::Names;
 pub use sizes::MapSizes;
 
