@@ -50,6 +50,12 @@ fn the_package_installs_upgrades_and_leaves_nothing() -> Result<()> {
     assert!(calls.iter().any(|call| call.contains("try-restart limiter.service")), "{calls:?}");
     assert!(calls.iter().all(|call| !call.contains(" stop ")), "{calls:?}");
 
+    root.let_stopping_fail(true)?;
+    let refusal = root.dpkg("--remove", Path::new("limiter"));
+    assert!(refusal.is_err(), "an agent that nobody can stop any more");
+    assert!(root.path("usr/bin/limiter-agent").is_file());
+    root.let_stopping_fail(false)?;
+
     root.dpkg("--remove", Path::new("limiter"))?;
     let calls = root.systemctl()?;
     assert!(calls.iter().any(|call| call.contains("stop limiter.service")), "{calls:?}");
@@ -59,20 +65,6 @@ fn the_package_installs_upgrades_and_leaves_nothing() -> Result<()> {
 
     root.dpkg("--purge", Path::new("limiter"))?;
     assert_eq!(root.files()?, before);
-    Ok(())
-}
-
-#[test]
-fn a_service_that_does_not_stop_is_not_removed() -> Result<()> {
-    let directory = directory()?;
-    let package = package(directory.path(), "0.0.1")?;
-    let root = Root::new(directory.path())?;
-    root.dpkg("--install", &package)?;
-    let stuck = "#!/bin/sh\ncase \" $* \" in *' stop '*) exit 1;; esac\n";
-    fs::write(root.path("usr/local/bin/systemctl"), stuck)?;
-    let refusal = root.dpkg("--remove", Path::new("limiter"));
-    assert!(refusal.is_err(), "an agent that nobody can stop any more");
-    assert!(root.path("usr/bin/limiter-agent").is_file());
     Ok(())
 }
 
@@ -140,11 +132,19 @@ impl Root {
         run(Command::new("cp").arg("--archive").args([&debian, &root.0]))?;
         fs::create_dir_all(root.path("run/systemd/system"))?;
         fs::create_dir_all(root.path("etc/systemd/system/multi-user.target.wants"))?;
+        root.let_stopping_fail(false)?;
         let systemctl = root.path("usr/local/bin/systemctl");
-        fs::write(&systemctl, "#!/bin/sh\necho \"$*\" >>/run/systemctl\n")?;
         fs::set_permissions(systemctl, fs::Permissions::from_mode(0o755))?;
         fs::write(root.path("run/systemctl"), "")?;
         Ok(root)
+    }
+
+    fn let_stopping_fail(&self, fail: bool) -> Result<()> {
+        let code = u8::from(fail);
+        let systemctl = format!(
+            "#!/bin/sh\necho \"$*\" >>/run/systemctl\ncase \" $* \" in *' stop '*) exit {code};; esac\n"
+        );
+        Ok(fs::write(self.path("usr/local/bin/systemctl"), systemctl)?)
     }
 
     fn path(&self, path: &str) -> PathBuf {

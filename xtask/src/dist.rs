@@ -54,8 +54,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let package = output.join(name);
     // It gives files the time of SOURCE_DATE_EPOCH where theirs is later, which all of these are.
     let mut pack = Command::new("dpkg-deb");
-    pack.env("SOURCE_DATE_EPOCH", &time).args(["--root-owner-group", "-Zxz", "--build"]);
-    shell::output(pack.args([&stage.root, &package]))?;
+    pack.env("SOURCE_DATE_EPOCH", &time).args(["--root-owner-group", "-Zxz"]);
+    pack.args(options.debug.then_some("-z1"));
+    shell::output(pack.arg("--build").args([&stage.root, &package]))?;
     fs::remove_dir_all(&stage.root)?;
     println!("{}", package.display());
     Ok(())
