@@ -62,6 +62,6 @@ fn without_heading(
     let mut text = Vec::new();
     render(&mut text)?;
     let text = String::from_utf8(text)?;
-    let body = text.lines().filter(|line| !line.starts_with(".SH "));
-    Ok(body.map(|line| format!("{line}\n")).collect())
+    let body: Vec<_> = text.lines().filter(|line| !line.starts_with(".SH ")).collect();
+    Ok(body.join("\n") + "\n")
 }

@@ -196,12 +196,13 @@ fn changelog(version: &str, time: &str) -> Result<String> {
     let (_, changes) = newest.split_once('\n').context("CHANGELOG.md has an empty section")?;
     ensure!(changes.contains("- "), "CHANGELOG.md lists nothing in its first section");
     let changes = changes.trim().replace("\n- ", "\n* ").replacen("- ", "* ", 1);
-    let changes: String = changes.lines().map(|line| format!("  {line}\n")).collect();
+    let changes: Vec<_> = changes.lines().map(|line| format!("  {line}")).collect();
     let mut date = Command::new("date");
     date.env("LC_ALL", "C").args(["--utc", "--rfc-email", "--date", &format!("@{time}")]);
     let date = shell::output(&mut date)?;
     Ok(format!(
-        "limiter ({version}) unstable; urgency=medium\n\n{changes}\n -- {MAINTAINER}  {}\n",
+        "limiter ({version}) unstable; urgency=medium\n\n{}\n\n -- {MAINTAINER}  {}\n",
+        changes.join("\n"),
         date.trim()
     ))
 }

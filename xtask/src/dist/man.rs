@@ -27,13 +27,12 @@ const SECTIONS: &[(&str, &str)] = &[
 /// When a section is missing, or pandoc fails.
 pub(super) fn agent(beginning: &str) -> Result<String> {
     let text = docs("limiter-agent.md")?;
-    let mut sections = String::new();
-    for (heading, name) in SECTIONS {
-        let section = section(&text, heading)?;
-        sections += &format!("## {name}\n{section}\n");
-    }
-    sections += "## SEE ALSO\n\nlimiter.toml(5), systemctl(1), bpftool(8)\n";
-    Ok(format!("{beginning}{}", converted(&sections, &[])?))
+    let mut sections = SECTIONS
+        .iter()
+        .map(|(heading, name)| Ok(format!("## {name}\n{}", section(&text, heading)?)))
+        .collect::<Result<Vec<_>>>()?;
+    sections.push("## SEE ALSO\n\nlimiter.toml(5), systemctl(1), bpftool(8)\n".to_owned());
+    Ok(format!("{beginning}{}", converted(&sections.join("\n"), &[])?))
 }
 
 /// limiter.toml(5).
