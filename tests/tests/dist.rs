@@ -40,6 +40,7 @@ fn the_package_installs_upgrades_and_leaves_nothing() -> Result<()> {
 
     let mine = fs::read_to_string(root.path(CONFIGURATION))?.replace("\"eth0\"", "\"lan0\"");
     fs::write(root.path(CONFIGURATION), &mine)?;
+    fs::write(root.path("etc/limiter/limiter.toml.old"), "")?;
     symlink(Path::new("/").join(UNIT), root.path(ENABLED))?;
     root.dpkg("--install", &new)?;
     let version = root.run("dpkg-query", &["--show", "--showformat=${Version}", "limiter"])?;
@@ -60,7 +61,7 @@ fn the_package_installs_upgrades_and_leaves_nothing() -> Result<()> {
     let calls = root.systemctl()?;
     assert!(calls.iter().any(|call| call.contains("stop limiter.service")), "{calls:?}");
     let left: Vec<_> = root.files()?.difference(&before).cloned().collect();
-    assert_eq!(left, ["etc/limiter", CONFIGURATION]);
+    assert_eq!(left, ["etc/limiter", CONFIGURATION, "etc/limiter/limiter.toml.old"]);
     assert_eq!(fs::read_to_string(root.path(CONFIGURATION))?, mine);
 
     root.dpkg("--purge", Path::new("limiter"))?;
