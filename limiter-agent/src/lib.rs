@@ -12,5 +12,6 @@ pub mod host;
 pub mod memory;
 pub mod plan;
 pub mod run;
+pub mod service;
 pub mod status;
 pub mod telemetry;

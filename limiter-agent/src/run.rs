@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use crate::agent::{Agent, load_config};
 use crate::api::{self, ControlSocket};
 use crate::cli::{Failure, RunArgs};
-use crate::host;
+use crate::{host, service};
 
 /// How long open requests may take to finish at the end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -58,6 +58,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let agent = Agent::start(args, config).await?;
     let agent = Arc::new(Mutex::new(agent));
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
+    let watchdog = service::watchdog().map(|period| tokio::spawn(watchdog(agent.clone(), period)));
     let (stop, stopped) = watch::channel(());
     let servers = [
         spawn(metrics, api::readable(Arc::clone(&agent)), stopped.clone()),
@@ -65,12 +66,20 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     ];
     info!("ready: metrics on http://{address}/metrics, commands on {}", control.display());
 
+    service::ready();
+
     while signals.next().await == Event::Reload {
+        service::reloading();
         agent.lock().await.reload().await;
+        service::ready();
     }
 
     info!("stopping");
+    service::stopping();
     upkeep.abort();
+    if let Some(watchdog) = watchdog {
+        watchdog.abort();
+    }
     agent.lock().await.stop();
     drop(stop);
     let end = Instant::now() + GRACE;
@@ -101,6 +110,18 @@ async fn upkeep(agent: api::Shared) {
                 agent.lock().await.renew_proofs(peers);
             }
         }
+    }
+}
+
+/// Tells the service manager that the agent can still be asked, until it is aborted.
+async fn watchdog(agent: api::Shared, period: Duration) {
+    let mut timer = interval_at(Instant::now(), period);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        timer.tick().await;
+        // Whoever holds the lock for ever keeps everything else from working.
+        drop(agent.lock().await);
+        service::alive();
     }
 }
 

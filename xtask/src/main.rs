@@ -2,6 +2,7 @@
 
 mod asm;
 mod bench;
+mod dist;
 mod run;
 mod setup;
 mod shell;
@@ -37,6 +38,8 @@ enum Task {
     },
     /// Measure costs, floods and limits against floors and peers (root; alone on the machine)
     Bench(bench::Options),
+    /// Make the Debian package, with manual pages and shell completions
+    Dist(dist::Options),
     /// Print how many instructions each eBPF function has
     Asm,
 }
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Tidy { bless } => tidy::run(bless),
         Task::Bench(options) => bench::run(&options),
+        Task::Dist(options) => dist::run(&options),
         Task::Asm => asm::run(),
     };
     match result {

@@ -22,6 +22,9 @@ use crate::shell;
 
 const BPFFS: &str = "/sys/fs/bpf";
 
+/// The release that the Debian package is for.
+const DEBIAN: &str = "bookworm";
+
 /// Debian packages that tests use, by the program that shows one to be there.
 const TEST_TOOLS: &[(&str, &str)] = &[
     ("bpftool", "bpftool"),
@@ -30,9 +33,20 @@ const TEST_TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
+    ("debootstrap", "debootstrap"),
     ("gzip", "gzip"),
     ("xz", "xz-utils"),
     ("modprobe", "kmod"),
+    ("systemd-analyze", "systemd"),
+    ("man", "man-db"),
+];
+
+/// Packages that make and check the Debian package, likewise.
+const PACKING_TOOLS: &[(&str, &str)] = &[
+    ("dpkg-shlibdeps", "dpkg-dev"),
+    ("gzip", "gzip"),
+    ("pandoc", "pandoc"),
+    ("strip", "binutils"),
 ];
 
 /// What the benchmark compares with, likewise.
@@ -53,6 +67,8 @@ pub(crate) fn everything() -> Result<()> {
     setup.build()?;
     mount_bpffs()?;
     setup.packages(TEST_TOOLS)?;
+    setup.packages(PACKING_TOOLS)?;
+    debian()?;
     setup.promtool()?;
     setup.kernels()
 }
@@ -74,6 +90,16 @@ pub(crate) fn running() -> Result<()> {
     setup.build()?;
     mount_bpffs()?;
     setup.packages(&[("ip", "iproute2")])
+}
+
+/// What making the Debian package needs.
+///
+/// # Errors
+/// As for [`everything`].
+pub(crate) fn packing() -> Result<()> {
+    let setup = Setup::default();
+    setup.build()?;
+    setup.packages(PACKING_TOOLS)
 }
 
 /// What the benchmark needs. A peer that cannot be had is left out of the comparison.
@@ -265,6 +291,24 @@ impl Setup {
         self.lists_are_fresh.set(true);
         Ok(())
     }
+}
+
+/// A small Debian in a directory, to install the package into a copy of.
+fn debian() -> Result<()> {
+    let directory = workspace_root().join("target").join(DEBIAN);
+    if !directory.exists() {
+        let aside = directory.with_extension("unpacking");
+        if aside.exists() {
+            fs::remove_dir_all(&aside)?;
+        }
+        let mut debootstrap = Command::new("debootstrap");
+        debootstrap.args(["--variant=minbase", DEBIAN]).arg(&aside);
+        need_root("cargo xtask setup")?;
+        shell::output(&mut debootstrap)?;
+        fs::rename(&aside, &directory)?;
+    }
+    done("Debian", directory.display());
+    Ok(())
 }
 
 fn mount_bpffs() -> Result<()> {

@@ -4,9 +4,11 @@ use std::{
     env,
     ffi::OsStr,
     fs,
+    io::Write as _,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -49,6 +51,29 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         bail!("`{}` failed:\n{}", line(command), last.join("\n"));
     }
     Ok(stdout)
+}
+
+/// Runs `command` with `input` to read and returns what it wrote to stdout.
+///
+/// # Errors
+/// When it cannot start or fails; what it says of that is on the terminal.
+pub(crate) fn filter(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
+    let name = line(command);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run `{name}`"))?;
+    let mut stdin = child.stdin.take().context("the child's input was taken already")?;
+    // Beside the reading: both pipes may be full at once.
+    let output = thread::scope(|scope| {
+        scope.spawn(move || stdin.write_all(input));
+        child.wait_with_output()
+    })?;
+    if !output.status.success() {
+        bail!("`{name}` failed");
+    }
+    Ok(output.stdout)
 }
 
 /// `command` as a person would type it.
