@@ -114,6 +114,9 @@ impl Loads {
     const OVER: usize = Self::HOT_PASS + 1;
     const UNDER: usize = Self::HOT_PASS + 2;
     const ADMIT: usize = Self::HOT_PASS + 3;
+    /// The shipped configuration, which no forged source meets: a flood of them would leave a single
+    /// source for seconds before the budget for new ones.
+    const HOT_DROP: usize = Self::HOT_PASS + 4;
 
     fn new(runner: &mut Runner) -> Result<Self> {
         let shipped = Shipped::on(LOOPBACK.0)?;
@@ -134,6 +137,7 @@ impl Loads {
             all.push(load);
         }
         all.push(load(runner, &resident("{ rate = \"10000/s\", burst = 20000 }")?)?);
+        all.push(load(runner, &shipped)?);
         Ok(Self { all })
     }
 }
@@ -179,7 +183,7 @@ fn cases(effort: &Effort, floor: Tested, parse: Tested, loads: &Loads) -> Vec<Ca
                 add(What::Floor, floor, None);
                 add(What::Parse, parse, None);
                 let (drop, reason) = match sources {
-                    Sources::Hot => (Loads::SHIPPED, Reason::PacketRate),
+                    Sources::Hot => (Loads::HOT_DROP, Reason::PacketRate),
                     Sources::Resident(_) => (Loads::OVER, Reason::PacketRate),
                     Sources::New => (Loads::SHIPPED, Reason::NewSource),
                 };
@@ -203,7 +207,9 @@ fn cases(effort: &Effort, floor: Tested, parse: Tested, loads: &Loads) -> Vec<Ca
 
 impl Case {
     fn measure(&mut self, runner: &mut Runner, loads: &Loads, is_first: bool) -> Result<()> {
-        let is_shipped = self.expected.is_some_and(|(load, _)| load < Loads::HOT_PASS);
+        let is_shipped = self
+            .expected
+            .is_some_and(|(load, _)| load < Loads::HOT_PASS || load == Loads::HOT_DROP);
         let repeat = if is_shipped { SPEND } else { WARM_UP };
         runner.run(Run { repeat, ..self.run })?;
         let datapath = self.expected.map(|(load, reason)| (&loads.all[load].0, reason));
