@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -305,8 +305,8 @@ fn sources_aimed_at_a_line_miss_it_under_another_key() -> Result<()> {
 fn the_coarse_clock_follows_the_kernels() -> Result<()> {
     let tick = limiter_agent::host::tick().0;
     let coarse = || -> Result<u64> {
-        let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
-        Ok(u64::try_from(now.tv_sec() * 1_000_000_000 + now.tv_nsec())?)
+        let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?);
+        Ok(u64::try_from(now.as_nanos())?)
     };
     let table = Table::load(&config(1_024, 1_000, AMPLE, "").replace("1/h", "1000/s"))?;
     for number in 0..200 {
