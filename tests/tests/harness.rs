@@ -1,6 +1,7 @@
 //! The harness itself: what it says it sends is what arrives.
 
 use std::{
+    iter::zip,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -55,7 +56,14 @@ fn every_frame_arrives_on_both_cpus() -> Result<()> {
     let seen: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
     assert_eq!(seen.iter().sum::<u64>(), sent.arrived(), "{seen:?}, {sent:?}");
     // A busy machine may keep the threads from running, but nothing makes them too fast.
-    assert!(seen[..2].iter().all(|&seen| (25_000..=50_000).contains(&seen)), "{seen:?}, {sent:?}");
+    let sent_by: Vec<u64> = sent.per_cpu.iter().map(|cpu| cpu.frames).collect();
+    assert!(sent_by.iter().all(|sent| (25_000..=50_000).contains(sent)), "{sent:?}");
+    // Each CPU receives what it sends. A frame of the host's own (multicast listener reports), sent
+    // from the other one, may have that one poll the queue, and take the few frames that wait there.
+    assert!(
+        zip(&seen, &sent_by).all(|(seen, sent)| seen.abs_diff(*sent) <= 500),
+        "{seen:?}, {sent:?}"
+    );
     Ok(())
 }
 
