@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::datapath::DEFAULT_PINS;
 use crate::{check, client, doctor, run};
 
 /// Where the configuration lies unless the command line says otherwise.
@@ -38,6 +39,8 @@ enum Command {
     Status(ClientArgs),
     /// Make the running agent read its configuration again
     Reload(ClientArgs),
+    /// Detach from all interfaces and leave nothing behind, also where no agent runs
+    Detach(ClientArgs),
 }
 
 /// Arguments of `limiter-agent run`. What is given here outranks the file, also after a reload.
@@ -61,6 +64,20 @@ pub struct RunArgs {
     /// How to attach to all interfaces, instead of the file's
     #[arg(long)]
     pub xdp: Option<XdpArg>,
+    /// Where maps and attachments are pinned, in a BPF file system
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PINS)]
+    pub pins: PathBuf,
+    /// Pin nothing: limiting ends with the agent
+    #[arg(long, conflicts_with = "pins")]
+    pub unpinned: bool,
+}
+
+impl RunArgs {
+    /// Where to pin, if at all.
+    #[must_use]
+    pub fn pins(&self) -> Option<&Path> {
+        (!self.unpinned).then_some(&self.pins)
+    }
 }
 
 /// A mode as the command line spells it.
@@ -119,6 +136,9 @@ pub struct ClientArgs {
     /// The running agent's Unix socket
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub control_socket: PathBuf,
+    /// Where the maps and attachments of an agent that is gone are pinned
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PINS)]
+    pub pins: PathBuf,
 }
 
 /// Why a command did not do what it was asked; decides the exit code.
@@ -142,6 +162,7 @@ impl Cli {
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
             Command::Reload(args) => client::reload(&args),
+            Command::Detach(args) => client::detach(&args),
         }
     }
 }

@@ -14,7 +14,7 @@ use log::{error, info, warn};
 
 use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
 use crate::config::{Config, Interface, LoadError, Mode, Pattern, Xdp};
-use crate::datapath::Datapath;
+use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
 use crate::host::{self, Link};
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
@@ -23,7 +23,7 @@ use crate::status::{Reload, utc};
 use attach::Attached;
 use changes::Fixed;
 use ledger::Ledger;
-use upkeep::Complaint;
+pub(crate) use upkeep::Complaint;
 
 /// The running agent. It is attached until it is dropped.
 pub struct Agent {
@@ -94,12 +94,30 @@ impl Agent {
         let now = SystemTime::now();
         let machine = |error: String| Failure::Machine(error);
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
-        let plan = plan::plan(&config, &host_of(&links), None)
+        let left = match args.pins() {
+            Some(directory) => {
+                Some(Left::new(Pins::open(directory).map_err(|error| machine(error.to_string()))?))
+            }
+            None => None,
+        };
+        let plan = plan::plan(&config, &host_of(&links), left.as_ref().and_then(Left::names))
             .map_err(|error| machine(unplannable(&error)))?;
-        if let Some(available) = host::available_memory() {
+        let is_new = left.as_ref().is_none_or(|left| !left.fits(&plan));
+        if let Some(available) = host::available_memory().filter(|_| is_new) {
             check_memory(&plan.sizes, available).map_err(|error| machine(error.to_string()))?;
         }
-        let mut datapath = Datapath::load(&plan).map_err(|error| machine(error.to_string()))?;
+        let mut datapath =
+            Datapath::start(&plan, left, None).map_err(|error| machine(error.to_string()))?;
+        match datapath.origin() {
+            Origin::New => {}
+            Origin::Kept => info!(
+                "taking over from the agent before: its buckets, standing, counters and attachments"
+            ),
+            Origin::Replaced(maps) => info!(
+                "the maps of the agent before ({maps}) do not fit this one or its configuration: new \
+                 ones take their place, and the standing of sources goes over"
+            ),
+        }
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
         }
@@ -116,9 +134,8 @@ impl Agent {
         }
         let mut seeding = Complaint::default();
         seeding.hear(upkeep::prove(&datapath, host::peers().await));
-        let attached = attach::attach(&mut datapath, &plan.interfaces, &links, &config.file)
-            .await
-            .map_err(machine)?;
+        let attached =
+            attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
         let agent = Self {
             args,
@@ -168,13 +185,38 @@ impl Agent {
         (reload, blame)
     }
 
-    /// Detaches from all interfaces.
+    /// Stops: what is pinned goes on limiting as it does now, all else is detached.
     pub fn stop(&mut self) {
         self.stopped = true;
         for (ifindex, it) in std::mem::take(&mut self.attached) {
-            self.datapath.detach(ifindex);
-            info!("detached from {}", it.name);
+            if self.datapath.is_pinned() && it.kind == LinkKind::BpfLink {
+                info!("{} stays limited as it is (`limiter-agent detach` ends that)", it.name);
+            } else {
+                self.datapath.detach(&it.name, ifindex);
+                info!("detached from {}", it.name);
+            }
         }
+    }
+
+    /// Detaches from all interfaces and leaves nothing behind. The agent is of no use after that.
+    ///
+    /// # Errors
+    /// [`PinsError`] with the first pin that cannot be removed.
+    pub fn detach(&mut self) -> Result<Vec<String>, PinsError> {
+        self.stopped = true;
+        let names: Vec<_> =
+            std::mem::take(&mut self.attached).into_values().map(|it| it.name).collect();
+        self.datapath.remove()?;
+        for name in &names {
+            info!("detached from {name}");
+        }
+        Ok(names)
+    }
+
+    /// A handle for who says that the agent lives.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        self.datapath.head()
     }
 
     async fn try_reload(&mut self) -> Result<Vec<String>, (Blame, Vec<String>)> {
@@ -197,7 +239,7 @@ impl Agent {
             .map_err(machine)?;
         if let Err(error) = self.datapath.apply(&plan) {
             for it in &attached {
-                self.datapath.detach(it.ifindex);
+                self.datapath.detach(&it.name, it.ifindex);
             }
             return Err(machine(error.to_string()));
         }
@@ -205,9 +247,9 @@ impl Agent {
         changes.extend(attached.iter().map(|it| format!("attached to {}", it.name)));
         self.attached.extend(attached.into_iter().map(|it| (it.ifindex, it)));
         for ifindex in gone {
-            self.datapath.detach(ifindex);
-            let name = self.attached.remove(&ifindex).map(|it| it.name);
-            changes.push(format!("detached from {}", name.unwrap_or_default()));
+            let name = self.attached.remove(&ifindex).map(|it| it.name).unwrap_or_default();
+            self.datapath.detach(&name, ifindex);
+            changes.push(format!("detached from {name}"));
         }
         changes.extend(
             self.fixed.pending(&config, &plan.interfaces, |ifindex| self.attached.get(&ifindex)),

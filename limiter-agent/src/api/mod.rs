@@ -10,6 +10,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
@@ -40,6 +42,13 @@ pub struct Problem {
     pub errors: Vec<String>,
 }
 
+/// What was detached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Detached {
+    /// The interfaces, by name.
+    pub interfaces: Vec<String>,
+}
+
 /// The answer of `/healthz`.
 #[derive(Debug, Serialize)]
 struct Health {
@@ -58,7 +67,10 @@ pub fn readable(agent: Shared) -> Router {
 
 /// What those may ask who can open the control socket.
 pub fn writable(agent: Shared) -> Router {
-    let writes = Router::new().route("/v1/reload", post(reload)).with_state(Arc::clone(&agent));
+    let writes = Router::new()
+        .route("/v1/reload", post(reload))
+        .route("/v1/detach", post(detach))
+        .with_state(Arc::clone(&agent));
     readable(agent).merge(writes).layer(DefaultBodyLimit::max(LONGEST_BODY))
 }
 
@@ -116,6 +128,24 @@ async fn reload(State(agent): State<Shared>, _body: Bytes) -> Response {
         ),
     };
     problem(code, detail, reload.errors)
+}
+
+/// The agent ends after it, as if it had been told to.
+async fn detach(State(agent): State<Shared>, _body: Bytes) -> Response {
+    let outcome = agent.lock().await.detach();
+    if let Ok(interfaces) = &outcome {
+        // Whether netlink answers changes nothing.
+        let _ = host::released(interfaces).await;
+    }
+    let ended = kill(Pid::this(), Signal::SIGTERM).map_err(|error| error.to_string());
+    match outcome.map_err(|error| error.to_string()).and_then(|names| ended.map(|()| names)) {
+        Ok(interfaces) => Json(Detached { interfaces }).into_response(),
+        Err(error) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "not everything could be removed",
+            vec![error],
+        ),
+    }
 }
 
 fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {
