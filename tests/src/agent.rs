@@ -63,7 +63,7 @@ impl Agent {
     /// # Errors
     /// As for [`start`](Self::start).
     pub fn start_under(wrapper: &[&str], netns: &Netns, configuration: &str) -> Result<Self> {
-        Self::start_with(wrapper, &["--unpinned"], netns, configuration)
+        Self::start_with(wrapper, binary()?, &["--unpinned"], netns, configuration)
     }
 
     /// Starts it with its maps and attachments pinned in `pins`, a directory of a BPF file system.
@@ -71,12 +71,26 @@ impl Agent {
     /// # Errors
     /// As for [`start`](Self::start).
     pub fn start_pinned(pins: &Path, netns: &Netns, configuration: &str) -> Result<Self> {
+        Self::start_binary(binary()?, pins, netns, configuration)
+    }
+
+    /// The same with another binary.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_binary(
+        binary: &Path,
+        pins: &Path,
+        netns: &Netns,
+        configuration: &str,
+    ) -> Result<Self> {
         let pins = pins.to_str().context("a path in UTF-8")?;
-        Self::start_with(&[], &["--pins", pins], netns, configuration)
+        Self::start_with(&[], binary, &["--pins", pins], netns, configuration)
     }
 
     fn start_with(
         wrapper: &[&str],
+        binary: &Path,
         arguments: &[&str],
         netns: &Netns,
         configuration: &str,
@@ -84,7 +98,7 @@ impl Agent {
         let directory = tempfile::Builder::new().prefix("limiter-test-").tempdir()?;
         let log = File::create(directory.path().join("log"))?;
         fs::write(directory.path().join("limiter.toml"), configuration)?;
-        let mut words = wrapper.iter().map(OsStr::new).chain([binary()?.as_os_str()]);
+        let mut words = wrapper.iter().map(OsStr::new).chain([binary.as_os_str()]);
         let mut command = netns.command(words.next().context("the agent is a command")?);
         command
             .args(words)
@@ -326,6 +340,22 @@ pub fn binary() -> Result<&'static Path> {
     found.as_deref().map_err(|error| anyhow!("{error}"))
 }
 
+/// Puts the binary of an agent with another ABI version into `directory`.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn binary_of_next_abi(directory: &Path) -> Result<PathBuf> {
+    let usual = binary()?;
+    let profile = usual.parent().context("a program is in a directory")?;
+    build(profile, &["--features", "next-abi"])?;
+    let binary = directory.join("limiter-agent");
+    let copied = fs::copy(usual, &binary).context("copying the agent");
+    // Cargo has put it in the place of the usual one.
+    build(profile, &[])?;
+    copied?;
+    Ok(binary)
+}
+
 fn sample(line: &str) -> Result<((String, Labels), f64)> {
     let end = line.find(['{', ' ']).context("no value")?;
     let (name, mut rest) = line.split_at(end);
@@ -382,15 +412,16 @@ fn find_binary() -> Result<PathBuf> {
     let profile = if is_test { directory.parent().context("deps is below")? } else { directory };
     let binary = profile.join("limiter-agent");
     if is_test || !binary.exists() {
-        build(profile)?;
+        build(profile, &[])?;
     }
     Ok(binary)
 }
 
-fn build(profile: &Path) -> Result<()> {
+fn build(profile: &Path, arguments: &[&str]) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .args(["build", "--quiet", "--package", "limiter-agent", "--bin", "limiter-agent"])
+        .args(arguments)
         .args(profile.ends_with("release").then_some("--release"))
         .arg("--target-dir")
         .arg(profile.parent().context("a profile has a directory in target")?)

@@ -26,7 +26,7 @@ use aya::{
 use limiter_common::{
     Family, Outcome,
     abi::{
-        self, ABI_VERSION, BudgetCell, CLOCK_ORIGIN, Count, CounterShape, FILTERS_VERSION,
+        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, CLOCK_ORIGIN, Count, CounterShape,
         Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, Shape, Slot,
         SourceAddress, global, map,
     },
@@ -96,7 +96,7 @@ impl Left {
         Self { pins, maps }
     }
 
-    /// The numbers of classes and interfaces that its maps hold; none if they are not of this version.
+    /// The numbers of classes and interfaces that its maps hold; none if that cannot be read.
     #[must_use]
     pub fn names(&self) -> Option<&Names> {
         self.maps.as_ref()?.known.as_ref().map(|(_, names)| names)
@@ -105,8 +105,7 @@ impl Left {
     /// Whether its maps can be kept for `plan`.
     #[must_use]
     pub fn fits(&self, plan: &Plan) -> bool {
-        let known = self.maps.as_ref().and_then(|maps| maps.known.as_ref());
-        known.is_some_and(|(sizes, _)| plan.fits(sizes).is_ok())
+        self.maps.as_ref().and_then(|maps| maps.fit(plan)).is_some()
     }
 }
 
@@ -141,12 +140,9 @@ impl Datapath {
         snapshot: Option<&Snapshot>,
     ) -> Result<Self, DatapathError> {
         let (pins, maps) = left.map_or((None, None), |Left { pins, maps }| (Some(pins), maps));
-        let kept = maps.as_ref().and_then(|maps| {
-            let (sizes, _) = maps.known.as_ref()?;
-            plan.fits(sizes).is_ok().then_some((maps, *sizes))
-        });
+        let kept = maps.as_ref().and_then(|maps| Some((maps, maps.fit(plan)?)));
         let sizes = kept.map_or(plan.sizes, |(_, sizes)| sizes);
-        let inherited = maps.as_ref().filter(|maps| maps.identity.filters == FILTERS_VERSION);
+        let inherited = maps.as_ref().filter(|maps| maps.identity.carried == CARRIED_VERSION);
         let key = match (inherited, snapshot) {
             (Some(maps), _) => maps.identity.key,
             (None, Some(snapshot)) => snapshot.key,
@@ -161,7 +157,7 @@ impl Datapath {
         let program = xdp(&ebpf, PROGRAM)?.info().map_err(DatapathError::Program)?.id();
         let before = kept.map_or(0, |(maps, _)| maps.identity.programs[0]);
         let programs = [program, before];
-        let identity = Identity { version: ABI_VERSION, filters: FILTERS_VERSION, key, programs };
+        let identity = Identity { version: ABI_VERSION, carried: CARRIED_VERSION, key, programs };
         set(&mut ebpf, map::IDENTITY, 0, &identity)?;
         set(&mut ebpf, map::SHAPE, 0, &Shape::from(sizes))?;
 
@@ -180,7 +176,6 @@ impl Datapath {
             Self { links, handshakes, ebpf, sizes, banks, head, shared, own, pins, origin };
         if !matches!(datapath.origin, Origin::Kept) {
             datapath.install(plan, None)?;
-            datapath.inherit()?;
             if let Some(snapshot) = snapshot.filter(|it| it.key == key) {
                 datapath.shared.restore(snapshot, host::monotonic());
             }
@@ -197,9 +192,10 @@ impl Datapath {
         if matches!(self.origin, Origin::Kept) {
             self.apply(plan)?;
         }
+        self.inherit(plan)?;
         self.links.swap(xdp_mut(&mut self.ebpf, PROGRAM)?)?;
-        // Who was proven while the program was loaded.
-        self.inherit()?;
+        // Who was proven meanwhile.
+        self.inherit_standing()?;
         let Some(pins) = &self.pins else { return Ok(()) };
         if !matches!(self.origin, Origin::Kept) {
             pins.keep_new_maps()?;
@@ -288,15 +284,24 @@ impl Datapath {
     }
 
     /// Takes over what the maps that ours replace know of sources, and what their budgets stand at.
-    fn inherit(&self) -> Result<(), DatapathError> {
-        let Origin::Replaced(maps) = &self.origin else { return Ok(()) };
-        if maps.identity.filters == FILTERS_VERSION {
-            self.shared.inherit(&maps.directory)?;
-        }
-        if maps.identity.version == ABI_VERSION {
+    fn inherit(&self, plan: &Plan) -> Result<(), DatapathError> {
+        if let Some(maps) = self.replaced() {
             self.shared.inherit_budgets(&maps.directory)?;
+            self.shorten(plan, host::monotonic().into());
         }
-        Ok(())
+        self.inherit_standing()
+    }
+
+    fn inherit_standing(&self) -> Result<(), DatapathError> {
+        self.replaced().map_or(Ok(()), |maps| self.shared.inherit_known(&maps.directory))
+    }
+
+    /// The maps that ours replace, if something of them can be carried over.
+    fn replaced(&self) -> Option<&LeftMaps> {
+        match &self.origin {
+            Origin::Replaced(maps) if maps.identity.carried == CARRIED_VERSION => Some(maps),
+            _ => None,
+        }
     }
 
     /// Shortens what looser budgets left as debts, so that one that was raised is felt at once. (A

@@ -22,11 +22,13 @@ use aya::{
     maps::{Array, Map, MapData, MapError},
     programs::links::{FdLink, PinnedLink},
 };
-use limiter_common::abi::{ABI_VERSION, ClassId, Identity, Name, Shape, Slot, map};
+use limiter_common::abi::{
+    ABI_VERSION, CARRIED_VERSION, ClassId, Identity, Name, Shape, Slot, map,
+};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::DatapathError;
-use crate::plan::{MapSizes, Names};
+use crate::plan::{MapSizes, Names, Plan};
 
 /// Where the pins are unless the command line says otherwise.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/limiter";
@@ -75,9 +77,10 @@ pub struct Pins {
 pub struct LeftMaps {
     pub(super) directory: PathBuf,
     pub(super) identity: Identity,
-    /// How large they are and whose numbers they hold; none if they are of another version, or not all
-    /// of them are there.
+    /// How large they are and whose numbers they hold, if that can be read.
     pub(super) known: Option<(MapSizes, Names)>,
+    /// Whether they are of this agent's version, and all there.
+    pub(super) is_current: bool,
 }
 
 impl Pins {
@@ -254,8 +257,15 @@ impl LeftMaps {
     fn read(directory: PathBuf) -> Option<Self> {
         let identity: Identity = array(&directory, map::IDENTITY).ok()?.get(&0, 0).ok()?;
         let is_whole = map::KEPT.iter().all(|map| directory.join(pin_name(map)).exists());
-        let known = (identity.version == ABI_VERSION && is_whole).then(|| known(&directory));
-        Some(Self { directory, identity, known: known.and_then(Result::ok) })
+        let is_current = identity.version == ABI_VERSION && is_whole;
+        let known = (identity.carried == CARRIED_VERSION).then(|| known(&directory));
+        Some(Self { directory, identity, known: known.and_then(Result::ok), is_current })
+    }
+
+    /// How large they are, if `plan` can do with them as they are.
+    pub(super) fn fit(&self, plan: &Plan) -> Option<MapSizes> {
+        let (sizes, _) = self.known.as_ref().filter(|_| self.is_current)?;
+        plan.fits(sizes).is_ok().then_some(*sizes)
     }
 }
 

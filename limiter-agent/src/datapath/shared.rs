@@ -73,12 +73,23 @@ impl SharedMaps {
         Mark::of(hash).set(&self.place(hash), Filter::Proven, now);
     }
 
-    /// Marks as proven whoever is in the pinned filters of another set of maps with the same key. The two
-    /// may differ in size: a place takes the marks of all that share sources with it.
-    pub(super) fn inherit(&self, maps: &Path) -> Result<(), DatapathError> {
-        let failed = |error| DatapathError::map(map::KNOWN, error);
-        let old = MapData::from_pin(maps.join(map::KNOWN)).and_then(Map::from_map_data);
-        let old: Mapping<KnownWords> = Mapping::new(&old.map_err(failed)?, map::KNOWN)?;
+    /// Takes over what the budgets of another set of pinned maps stand at.
+    pub(super) fn inherit_budgets(&self, maps: &Path) -> Result<(), DatapathError> {
+        let old: Mapping<Budget> = Mapping::pinned(maps, map::BUDGETS)?;
+        for index in 0..self.budgets.count.min(old.count) {
+            // SAFETY: words of the mappings, aligned and touched by atomic operations only.
+            unsafe {
+                let tat = AtomicU64::from_ptr(&raw mut (*old.value(index)).tat).load(Relaxed);
+                AtomicU64::from_ptr(&raw mut (*self.budgets.value(index)).tat).store(tat, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over what another set of pinned maps, with the same key, knows of sources. The filters may
+    /// differ in size: a place takes the marks of all that share sources with it.
+    pub(super) fn inherit_known(&self, maps: &Path) -> Result<(), DatapathError> {
+        let old: Mapping<KnownWords> = Mapping::pinned(maps, map::KNOWN)?;
         for place in 0..self.known.count {
             for from in overlapping(place, self.known.count, old.count) {
                 for word in 0..KNOWN_WORDS {
@@ -111,21 +122,6 @@ impl SharedMaps {
                 Mark::of_many(marks).set(&self.words(place), Filter::Proven, now);
             }
         }
-    }
-
-    /// Takes over what the budgets of another set of maps stand at.
-    pub(super) fn inherit_budgets(&self, maps: &Path) -> Result<(), DatapathError> {
-        let failed = |error| DatapathError::map(map::BUDGETS, error);
-        let old = MapData::from_pin(maps.join(map::BUDGETS)).and_then(Map::from_map_data);
-        let old: Mapping<Budget> = Mapping::new(&old.map_err(failed)?, map::BUDGETS)?;
-        for index in 0..self.budgets.count.min(old.count) {
-            // SAFETY: words of the mappings, aligned and touched by atomic operations only.
-            unsafe {
-                let tat = AtomicU64::from_ptr(&raw mut (*old.value(index)).tat).load(Relaxed);
-                AtomicU64::from_ptr(&raw mut (*self.budgets.value(index)).tat).store(tat, Relaxed);
-            }
-        }
-        Ok(())
     }
 
     /// Buckets in use at `now`, of IPv4 and IPv6.
@@ -232,6 +228,11 @@ struct Mapping<V> {
 impl<V: aya::Pod> Mapping<V> {
     fn of(ebpf: &Ebpf, name: &'static str) -> Result<Self, DatapathError> {
         Self::new(ebpf.map(name).ok_or(DatapathError::MissingMap(name))?, name)
+    }
+
+    fn pinned(maps: &Path, name: &'static str) -> Result<Self, DatapathError> {
+        let map = MapData::from_pin(maps.join(name)).and_then(Map::from_map_data);
+        Self::new(&map.map_err(|error| DatapathError::map(name, error))?, name)
     }
 
     fn new(map: &Map, name: &'static str) -> Result<Self, DatapathError> {

@@ -46,9 +46,9 @@ pub struct KnownRemains {
 pub fn remains(directory: &Path) -> Result<Option<Remains>, DatapathError> {
     let Some(maps) = pins::maps(directory) else { return Ok(None) };
     let interfaces = pins::interfaces(directory);
-    let LeftMaps { directory, identity, known } = maps;
+    let LeftMaps { directory, identity, known, is_current } = maps;
     let abi = identity.version;
-    let Some((sizes, names)) = known else {
+    let Some((sizes, names)) = known.filter(|_| is_current) else {
         return Ok(Some(Remains { interfaces, abi, known: None }));
     };
     let (head, settings) = settings(&directory)?;
@@ -73,7 +73,7 @@ pub fn remains(directory: &Path) -> Result<Option<Remains>, DatapathError> {
 /// [`DatapathError`] if an agent runs, there is nothing that could be changed, or a map refuses.
 pub fn set_mode(directory: &Path, mode: Option<Mode>) -> Result<(), DatapathError> {
     let pins = Pins::open(directory)?;
-    let maps = pins.maps().filter(|maps| maps.known.is_some());
+    let maps = pins.maps().filter(|maps| maps.is_current);
     let maps = maps.ok_or_else(|| DatapathError::NothingPinned(directory.to_owned()))?.directory;
     let failed = |map| move |error| DatapathError::map(map, error);
     let (head, mut settings) = settings(&maps)?;

@@ -30,8 +30,8 @@ impl Head {
 pub struct Identity {
     /// The [`ABI_VERSION`](super::ABI_VERSION) of all the others.
     pub version: u32,
-    /// The [`FILTERS_VERSION`](super::FILTERS_VERSION) of the filters.
-    pub filters: u32,
+    /// Their [`CARRIED_VERSION`](super::CARRIED_VERSION).
+    pub carried: u32,
     /// The parts of the [`HashKey`].
     pub key: [u64; 3],
     /// The ids of the programs that use the maps: the last one, and the one before, which may still

@@ -25,12 +25,16 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
+#[cfg(not(feature = "next-abi"))]
 pub const ABI_VERSION: u32 = 9;
+/// A version that no other agent has, for the test of upgrades.
+#[cfg(feature = "next-abi")]
+pub const ABI_VERSION: u32 = u32::MAX;
 
-/// The version of the filters of known sources: of [`KnownWords`], of the hash, and of
-/// [`known`](crate::known). An agent takes the filters over from maps of another [`ABI_VERSION`] if
-/// this is the same.
-pub const FILTERS_VERSION: u32 = 1;
+/// The version of what goes over to new maps, also of another [`ABI_VERSION`]: the filters of known
+/// sources ([`KnownWords`], the hash and [`known`](crate::known)), the budgets, and the names of numbers
+/// ([`Shape`], [`Name`]).
+pub const CARRIED_VERSION: u32 = 1;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
