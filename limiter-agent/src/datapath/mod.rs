@@ -300,7 +300,7 @@ impl Datapath {
     fn replaced(&self) -> Option<&LeftMaps> {
         match &self.origin {
             Origin::Replaced(maps) if maps.identity.carried == CARRIED_VERSION => Some(maps),
-            _ => None,
+            Origin::New | Origin::Kept | Origin::Replaced(_) => None,
         }
     }
 
