@@ -1,12 +1,14 @@
 //! The commands that ask the running agent over its control socket.
 
+mod commands;
+
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -14,6 +16,8 @@ use tokio::net::UnixStream;
 use crate::api::Problem;
 use crate::cli::{ClientArgs, Failure};
 use crate::status::{Reload, Status};
+
+pub use commands::{apply, block, confirm, mode, unblock};
 
 /// How long the agent may take; a reload waits for the kernel.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -23,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// [`Failure::Machine`] if no agent answers.
 pub fn status(args: &ClientArgs) -> Result<(), Failure> {
-    let answer = ask(&args.control_socket, Method::GET, "/v1/status")?;
+    let answer = ask(&args.control_socket, Method::GET, "/v1/status", Bytes::new())?;
     if answer.code != StatusCode::OK {
         return Err(answer.refusal());
     }
@@ -37,16 +41,8 @@ pub fn status(args: &ClientArgs) -> Result<(), Failure> {
 /// [`Failure::Request`] if the agent did not take the configuration, [`Failure::Machine`] if it
 /// could not apply it or does not answer.
 pub fn reload(args: &ClientArgs) -> Result<(), Failure> {
-    let answer = ask(&args.control_socket, Method::POST, "/v1/reload")?;
-    if answer.code != StatusCode::OK {
-        if args.json
-            && let Ok(problem) = answer.read::<Problem>()
-        {
-            print_json(&problem)?;
-            return Err(answer.failure(String::new()));
-        }
-        return Err(answer.refusal());
-    }
+    let answer = ask(&args.control_socket, Method::POST, "/v1/reload", Bytes::new())?;
+    answer.check(args)?;
     let reload: Reload = answer.read()?;
     if args.json {
         return print_json(&reload);
@@ -63,6 +59,21 @@ struct Answer {
 }
 
 impl Answer {
+    /// # Errors
+    /// Unless it is a good one: what it says, for people or in JSON.
+    fn check(&self, args: &ClientArgs) -> Result<(), Failure> {
+        if self.code == StatusCode::OK {
+            return Ok(());
+        }
+        if args.json
+            && let Ok(problem) = self.read::<Problem>()
+        {
+            print_json(&problem)?;
+            return Err(self.failure(String::new()));
+        }
+        Err(self.refusal())
+    }
+
     fn read<T: serde::de::DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_slice(&self.body).map_err(|error| {
             Failure::Machine(format!(
@@ -93,9 +104,9 @@ impl Answer {
     }
 }
 
-fn ask(socket: &Path, method: Method, path: &str) -> Result<Answer, Failure> {
+fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer, Failure> {
     let exchange = async {
-        tokio::time::timeout(PATIENCE, exchange(socket, method, path))
+        tokio::time::timeout(PATIENCE, exchange(socket, method, path, body))
             .await
             .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")))
     };
@@ -125,7 +136,12 @@ fn cure(error: &anyhow::Error) -> &'static str {
     }
 }
 
-async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<Answer> {
+async fn exchange(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> anyhow::Result<Answer> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -134,7 +150,7 @@ async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<A
         .method(method)
         .uri(path)
         .header("host", "localhost")
-        .body(Empty::<Bytes>::new())?;
+        .body(Full::new(body))?;
     let response = sender.send_request(request).await?;
     let code = response.status();
     let body = response.into_body().collect().await?.to_bytes();
@@ -180,7 +196,7 @@ mod tests {
 
     #[test]
     fn no_agent_is_a_machine_failure_that_names_the_socket() {
-        let error = ask(Path::new("/nonexistent/control.sock"), Method::GET, "/v1/status");
+        let error = ask(Path::new("/nonexistent/control.sock"), Method::GET, "/v1/status", Bytes::new());
         let Err(Failure::Machine(text)) = error else { panic!("answered") };
         assert!(text.contains("/nonexistent/control.sock"), "{text}");
         assert!(text.ends_with("or name its socket with --control-socket PATH"), "{text}");
