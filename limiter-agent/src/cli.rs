@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::datapath::DEFAULT_PINS;
 use crate::{check, client, doctor, run};
 
 /// Where the configuration lies unless the command line says otherwise.
@@ -51,6 +52,8 @@ enum Command {
     Block(BlockArgs),
     /// Take a block back
     Unblock(UnblockArgs),
+    /// Detach from all interfaces and leave nothing behind, also where no agent runs
+    Detach(ClientArgs),
 }
 
 /// Arguments of `limiter-agent run`. What is given here outranks the file, also after a reload.
@@ -74,9 +77,23 @@ pub struct RunArgs {
     /// How to attach to all interfaces, instead of the file's
     #[arg(long)]
     pub xdp: Option<XdpArg>,
+    /// Where maps and attachments are pinned, in a BPF file system
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PINS)]
+    pub pins: PathBuf,
+    /// Pin nothing: limiting ends with the agent
+    #[arg(long, conflicts_with = "pins")]
+    pub unpinned: bool,
     /// The directory for what must outlive the agent: modes, blocks, the confirmed configuration
     #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE)]
     pub state: PathBuf,
+}
+
+impl RunArgs {
+    /// Where to pin, if at all.
+    #[must_use]
+    pub fn pins(&self) -> Option<&Path> {
+        (!self.unpinned).then_some(&self.pins)
+    }
 }
 
 /// Arguments of `limiter-agent apply`.
@@ -210,6 +227,9 @@ pub struct ClientArgs {
     /// The running agent's Unix socket
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub control_socket: PathBuf,
+    /// Where the maps and attachments of an agent that is gone are pinned
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PINS)]
+    pub pins: PathBuf,
 }
 
 /// Why a command did not do what it was asked; decides the exit code.
@@ -238,6 +258,7 @@ impl Cli {
             Command::Mode(args) => client::mode(&args),
             Command::Block(args) => client::block(&args),
             Command::Unblock(args) => client::unblock(&args),
+            Command::Detach(args) => client::detach(&args),
         }
     }
 }

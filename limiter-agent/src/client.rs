@@ -13,9 +13,12 @@ use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
-use crate::api::Problem;
+use crate::api::{Detached, Problem};
 use crate::cli::{ClientArgs, Failure};
+use crate::datapath;
+use crate::host;
 use crate::status::{Reload, Status};
+use crate::unattended::Unattended;
 
 pub use commands::{apply, block, confirm, mode, unblock};
 
@@ -27,6 +30,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// [`Failure::Machine`] if no agent answers.
 pub fn status(args: &ClientArgs) -> Result<(), Failure> {
+    if !answers(&args.control_socket)
+        && let Some(unattended) = unattended(&args.pins)?
+    {
+        return if args.json { print_json(&unattended) } else { print(&unattended.to_string()) };
+    }
     let answer = ask(&args.control_socket, Method::GET, "/v1/status", Bytes::new())?;
     if answer.code != StatusCode::OK {
         return Err(answer.refusal());
@@ -50,6 +58,47 @@ pub fn reload(args: &ClientArgs) -> Result<(), Failure> {
     let mut lines = vec!["reloaded".to_owned()];
     lines.extend(reload.changes.iter().map(|change| format!("  {change}")));
     print(&format!("{}\n", lines.join("\n")))
+}
+
+/// `limiter-agent detach`.
+///
+/// # Errors
+/// [`Failure::Machine`] if something cannot be removed.
+pub fn detach(args: &ClientArgs) -> Result<(), Failure> {
+    let detached = if answers(&args.control_socket) {
+        let answer = ask(&args.control_socket, Method::POST, "/v1/detach", Bytes::new())?;
+        if answer.code != StatusCode::OK {
+            return Err(answer.refusal());
+        }
+        answer.read()?
+    } else {
+        let interfaces =
+            datapath::detach(&args.pins).map_err(|error| Failure::Machine(error.to_string()))?;
+        // Whether netlink answers changes nothing.
+        let _ = block_on(async { Ok(host::released(&interfaces).await?) });
+        Detached { interfaces }
+    };
+    if args.json {
+        return print_json(&detached);
+    }
+    let names = detached.interfaces.join(", ");
+    print(
+        if names.is_empty() {
+            "nothing was attached\n".to_owned()
+        } else {
+            format!("detached from {names}\n")
+        }
+        .as_str(),
+    )
+}
+
+fn unattended(pins: &Path) -> Result<Option<Unattended>, Failure> {
+    Unattended::look(pins).map_err(|error| Failure::Machine(error.to_string()))
+}
+
+/// Whether an agent listens on `socket`.
+fn answers(socket: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(socket).is_ok()
 }
 
 /// The agent's answer.
@@ -110,15 +159,15 @@ fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer,
             .await
             .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")))
     };
-    let answer = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")
-        .and_then(|runtime| runtime.block_on(exchange));
-    answer.map_err(|error| {
+    block_on(exchange).map_err(|error| {
         let (socket, cure) = (socket.display(), cure(&error));
         Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
     })
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(work)
 }
 
 fn cure(error: &anyhow::Error) -> &'static str {

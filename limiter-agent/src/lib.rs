@@ -16,3 +16,4 @@ pub mod service;
 pub mod state;
 pub mod status;
 pub mod telemetry;
+pub mod unattended;

@@ -3,8 +3,9 @@
 
 use std::future::IntoFuture;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use std::{io, thread};
 
 use log::{error, info, warn};
 use tokio::net::TcpListener;
@@ -13,9 +14,10 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::agent::{self, Agent};
+use crate::agent::{self, Agent, Complaint};
 use crate::api::{self, ControlSocket};
 use crate::cli::{Failure, RunArgs};
+use crate::datapath::Head;
 use crate::{host, service};
 
 /// How long open requests may take to finish at the end.
@@ -55,6 +57,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
         ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
 
     let agent = Agent::start(args, beginning).await?;
+    let heart = Heart::start(agent.head()).map_err(|error| Failure::Machine(error.to_string()))?;
     let agent = Arc::new(Mutex::new(agent));
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
     let watchdog = service::watchdog().map(|period| tokio::spawn(watchdog(agent.clone(), period)));
@@ -94,8 +97,32 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
             abort.abort();
         }
     }
+    drop(heart);
     drop(socket);
     Ok(())
+}
+
+/// Says that the agent lives, until it is dropped. On a thread of its own: nothing that keeps the agent
+/// busy must look like its end.
+struct Heart {
+    _stop: mpsc::Sender<()>,
+}
+
+impl Heart {
+    /// A sixth of the shortest lease.
+    const PERIOD: Duration = Duration::from_secs(5);
+
+    fn start(head: Head) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let beat = move || {
+            let mut complaint = Complaint::default();
+            while stopped.recv_timeout(Self::PERIOD) == Err(mpsc::RecvTimeoutError::Timeout) {
+                complaint.hear(head.beat());
+            }
+        };
+        thread::Builder::new().name("heart".to_owned()).spawn(beat)?;
+        Ok(Self { _stop: stop })
+    }
 }
 
 /// Keeps what the program knows of the host true, until it is aborted.

@@ -121,6 +121,39 @@ impl Filter {
 pub struct Mark(u64);
 
 const STAMP_SHIFT: u32 = 48;
+/// What of a word is marks.
+const MARKS: u64 = (1 << STAMP_SHIFT) - 1;
+
+/// The marks of all who are proven at `now`, at one place of the filters.
+pub fn proven_marks<K: Known>(known: &K, now: Nanos) -> u64 {
+    let generation = Filter::Proven.generation(now);
+    let marks = |generation: u16| {
+        let word = known.word(Filter::Proven.place(generation)).load();
+        if word >> STAMP_SHIFT == u64::from(generation) { word & MARKS } else { 0 }
+    };
+    marks(generation) | marks(generation.wrapping_sub(1))
+}
+
+/// The marks of two words of one generation; of two generations, those of the later one.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "generations are counted modulo 2^16")]
+pub const fn merge(word: u64, other: u64) -> u64 {
+    // One without marks is of no generation.
+    if word & MARKS == 0 {
+        return other;
+    }
+    if other & MARKS == 0 {
+        return word;
+    }
+    let (stamp, other_stamp) = (word >> STAMP_SHIFT, other >> STAMP_SHIFT);
+    // Generations are counted modulo 2^16.
+    let ahead = other_stamp.wrapping_sub(stamp) as u16;
+    match ahead {
+        0 => word | other,
+        1..0x8000 => other,
+        _ => word,
+    }
+}
 
 impl Mark {
     /// Three bits, one in each third of the 48 that a word has for them.
@@ -129,6 +162,12 @@ impl Mark {
     pub const fn of(hash: SourceHash) -> Self {
         let low = hash.low();
         Self(1 << (low & 15) | 1 << (16 + (low >> 4 & 15)) | 1 << (32 + (low >> 8 & 15)))
+    }
+
+    /// The marks of several sources at one place, as [`proven_marks`] has them.
+    #[must_use]
+    pub const fn of_many(marks: u64) -> Self {
+        Self(marks & MARKS)
     }
 
     /// Whether `word` has it, as of `generation`.
@@ -247,6 +286,16 @@ mod tests {
         );
         mark(1).set(&words.each_ref(), Filter::Proven, Nanos(2 * generation));
         assert_eq!(standing(&words.each_ref(), mark(1), Nanos(2 * generation)).0, Standing::PROVEN);
+    }
+
+    #[test]
+    fn marks_of_the_same_or_a_later_generation_are_kept() {
+        let word = |generation: u64, marks: u64| generation << STAMP_SHIFT | marks;
+        assert_eq!(merge(word(7, 1), word(7, 2)), word(7, 3));
+        assert_eq!(merge(word(7, 1), word(8, 2)), word(8, 2));
+        assert_eq!(merge(word(8, 1), word(7, 2)), word(8, 1));
+        assert_eq!(merge(word(0xffff, 1), word(0, 2)), word(0, 2));
+        assert_eq!([merge(0, word(0x9000, 2)), merge(word(0x9000, 2), 0)], [word(0x9000, 2); 2]);
     }
 
     /// With six sources to a word, which is 100,000 proven ones at the shipped sizes, fewer than one

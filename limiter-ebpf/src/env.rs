@@ -1,6 +1,6 @@
 //! The state that decisions need, from maps.
 
-use core::{arch::asm, ptr};
+use core::{arch::asm, ptr, sync::atomic::AtomicU64};
 
 use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_ktime_get_ns};
 use limiter_common::{
@@ -20,8 +20,8 @@ use crate::{
     clock,
     lines::{self, BucketRef},
     maps::{
-        ACTIVE, BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, KNOWN, KNOWN_PLACES,
-        LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
+        BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, HEAD, KNOWN, KNOWN_PLACES, LIMITS,
+        OWN, POLICIES, PREFIXES, SETTINGS,
     },
     view::hidden,
 };
@@ -29,9 +29,20 @@ use crate::{
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
 #[inline(always)]
 pub(crate) fn settings() -> Option<&'static Settings> {
+    let [active, until, after] = &HEAD;
+    let settings = SETTINGS.get(read(active) as u32)?;
+    if clock::coarse(settings).0 <= read(until) {
+        return Some(settings);
+    }
+    // No agent moved the time on, or nobody confirmed these.
+    SETTINGS.get(read(after) as u32)
+}
+
+/// A word of the variable.
+#[inline(always)]
+fn read(word: &AtomicU64) -> u64 {
     // SAFETY: an aligned word, which the agent may write at any time.
-    let active = unsafe { ptr::read_volatile(ACTIVE.as_ptr()) };
-    SETTINGS.get(active as u32)
+    unsafe { ptr::read_volatile(word.as_ptr()) }
 }
 
 /// The maps as an [`Env`].

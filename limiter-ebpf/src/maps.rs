@@ -11,8 +11,8 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES,
-        OwnAddress, Policy, PolicyId, PrefixKey, Settings,
+        Budget, BudgetCell, ByteTats, Count, Identity, KnownWords, LineV4, LineV6,
+        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PrefixKey, Settings, Shape,
     },
     units::Limits,
 };
@@ -21,7 +21,13 @@ use limiter_common::{
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 
 #[btf_map]
-pub(crate) static SETTINGS: Array<Settings, 2> = Array::new();
+pub(crate) static IDENTITY: Array<Identity, 1> = Array::new();
+#[btf_map]
+pub(crate) static SHAPE: Array<Shape, 1> = Array::new();
+#[btf_map]
+pub(crate) static NAMES: Array<Name, { Name::COUNT }> = Array::new();
+#[btf_map]
+pub(crate) static SETTINGS: Array<Settings, 4> = Array::new();
 #[btf_map]
 pub(crate) static PREFIXES: LpmTrie<PrefixKey, PolicyId, 1> = LpmTrie::new();
 #[btf_map]
@@ -52,10 +58,10 @@ pub(crate) static CREATED: PerCpuArray<u64, 2> = PerCpuArray::new();
 #[btf_map]
 pub(crate) static LOGGED: Array<u32, 32> = Array::new();
 
-/// The bank of settings in force. A variable, which the agent writes through the map that variables lie
-/// in: to look one up in a map of one would cost each packet twelve instructions more.
+/// The words of a [`limiter_common::abi::Head`]. A variable, which the agent writes through the map that
+/// variables lie in: to look one up in a map of one would cost each packet twelve instructions more.
 #[unsafe(no_mangle)]
-pub(crate) static ACTIVE: AtomicU64 = AtomicU64::new(0);
+pub(crate) static HEAD: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 
 /// Slots in the counter map; a constant to the verifier.
 #[unsafe(no_mangle)]

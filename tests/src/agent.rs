@@ -63,6 +63,24 @@ impl Agent {
     /// # Errors
     /// As for [`start`](Self::start).
     pub fn start_under(wrapper: &[&str], netns: &Netns, configuration: &str) -> Result<Self> {
+        Self::start_with(wrapper, &["--unpinned"], netns, configuration)
+    }
+
+    /// Starts it with its maps and attachments pinned in `pins`, a directory of a BPF file system.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_pinned(pins: &Path, netns: &Netns, configuration: &str) -> Result<Self> {
+        let pins = pins.to_str().context("a path in UTF-8")?;
+        Self::start_with(&[], &["--pins", pins], netns, configuration)
+    }
+
+    fn start_with(
+        wrapper: &[&str],
+        arguments: &[&str],
+        netns: &Netns,
+        configuration: &str,
+    ) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("limiter-test-").tempdir()?;
         let log = File::create(directory.path().join("log"))?;
         fs::write(directory.path().join("limiter.toml"), configuration)?;
@@ -75,6 +93,7 @@ impl Agent {
             .arg(directory.path().join("limiter.toml"))
             .arg("--control-socket")
             .arg(directory.path().join("control.sock"))
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -176,12 +195,20 @@ impl Agent {
     ///
     /// # Errors
     /// If it does not end with exit code 0 in time; with its log.
-    pub fn terminate(mut self) -> Result<String> {
+    pub fn terminate(self) -> Result<String> {
         self.signal(Signal::SIGTERM)?;
+        self.end()
+    }
+
+    /// Waits for its end and returns its log.
+    ///
+    /// # Errors
+    /// If it does not end with exit code 0 in time; with its log.
+    pub fn end(mut self) -> Result<String> {
         let status = self.wait(END)?;
         ensure!(
             status.is_some_and(|status| status.success()),
-            "after SIGTERM: {status:?}; the agent's log:\n{}",
+            "it should have ended: {status:?}; the agent's log:\n{}",
             self.log()
         );
         Ok(self.log())

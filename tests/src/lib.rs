@@ -3,6 +3,7 @@
 //! the one it was started in as it was.
 
 pub mod agent;
+pub mod bpffs;
 pub mod client;
 pub mod frames;
 pub mod generator;

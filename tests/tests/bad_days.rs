@@ -75,8 +75,15 @@ impl Host {
         self.path("control.sock")
     }
 
-    /// `limiter-agent run` with this configuration and the host's control socket.
+    /// `limiter-agent run --unpinned` with this configuration and the host's control socket.
     fn run(&self, configuration: &str) -> Result<Command> {
+        let mut command = self.run_pinned(configuration)?;
+        command.arg("--unpinned");
+        Ok(command)
+    }
+
+    /// The same, with pins where they belong: only for starts that fail before that.
+    fn run_pinned(&self, configuration: &str) -> Result<Command> {
         fs::write(self.path("limiter.toml"), configuration)?;
         let mut command = self.netns().command(agent::binary()?);
         command.arg("run").arg("--config").arg(self.path("limiter.toml"));
@@ -262,7 +269,7 @@ fn the_documented_capabilities_are_enough() -> Result<()> {
 #[test]
 fn no_bpf_file_system_is_said_with_the_command() -> Result<()> {
     let host = Host::new()?;
-    let mut command = host.run(&edge())?;
+    let mut command = host.run_pinned(&edge())?;
     let cover = || {
         let none = None::<&str>;
         unshare(CloneFlags::CLONE_NEWNS)?;
@@ -413,7 +420,7 @@ fn a_second_agent_does_not_disturb_the_first() -> Result<()> {
 
     // Another socket as well: at the interface.
     let mut command = host.netns().command(agent::binary()?);
-    command.arg("run").arg("--config").arg(host.path("limiter.toml"));
+    command.args(["run", "--unpinned", "--config"]).arg(host.path("limiter.toml"));
     command.arg("--state").arg(host.path("state"));
     command.arg("--control-socket").arg(host.path("second.sock"));
     let said = refusal_beside(command.args(["--metrics-listen", "127.0.0.1:9479"]), 3)?;
@@ -447,8 +454,8 @@ fn a_place_without_room_for_a_socket_is_said() -> Result<()> {
     for path in [&file, &long, &nowhere, &below_a_file] {
         fs::write(host.path("limiter.toml"), edge())?;
         let mut command = host.netns().command(agent::binary()?);
-        command.arg("run").arg("--config").arg(host.path("limiter.toml"));
-    command.arg("--state").arg(host.path("state"));
+        command.args(["run", "--unpinned", "--config"]).arg(host.path("limiter.toml"));
+        command.arg("--state").arg(host.path("state"));
         let said = host.refusal(command.arg("--control-socket").arg(path), 3)?;
         assert!(said.contains(&path.display().to_string()), "{said}");
         assert!(said.contains("give another"), "{said}");
@@ -499,7 +506,8 @@ fn a_wrong_configuration_exits_with_1_and_says_all() -> Result<()> {
 
     fs::remove_file(host.path("limiter.toml"))?;
     let mut command = host.netns().command(agent::binary()?);
-    command.arg("run").arg("--config").arg(&name).arg("--control-socket").arg(host.socket());
+    command.args(["run", "--unpinned", "--config"]).arg(&name);
+    command.arg("--control-socket").arg(host.socket());
     command.arg("--state").arg(host.path("state"));
     let said = host.refusal(&mut command, 1)?;
     assert!(said.starts_with(&format!("cannot read {name}: ")), "{said}");

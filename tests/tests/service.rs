@@ -68,7 +68,7 @@ fn a_service_manager_is_told_of_readiness_reloads_life_and_end() -> Result<()> {
         .arg(format!("--inh-caps=-all{capabilities}"))
         .arg(format!("--ambient-caps=-all{capabilities}"))
         .arg(path("limiter-agent"))
-        .arg("run")
+        .args(["run", "--unpinned"])
         .arg("--config")
         .arg(path("limiter.toml"))
         .arg("--control-socket")

@@ -72,6 +72,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             interface,
             "--mode",
             mode,
+            // Whoever tries it out expects Ctrl-C to end it.
+            "--unpinned",
         ]);
         if let Some(xdp) = &options.xdp {
             agent.args(["--xdp", xdp]);

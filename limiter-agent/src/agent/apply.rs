@@ -219,14 +219,17 @@ impl Agent {
     /// # Errors
     /// If nothing waits for it.
     pub fn confirm(&mut self, by: &str) -> Result<Change, Refused> {
-        let Some(pending) = self.pending.take() else {
+        let Some(pending) = self.pending.take_if(|it| Instant::now() < it.deadline) else {
             let why = match &self.rolled_back {
                 Some(why) => format!("nothing waits to be confirmed: {why}; apply it again"),
                 None => "nothing waits to be confirmed; `apply FILE --confirm 60s` would".to_owned(),
             };
             return Err((Blame::Request, vec![why]));
         };
-        // THE LEAD: here the datapath's own deadline is taken away (see `switch_to`).
+        if let Err(error) = self.datapath.head().confirm() {
+            self.pending = Some(pending);
+            return Err((Blame::Machine, vec![error.to_string()]));
+        }
         info!("{} is confirmed (by {by})", pending.file);
         let changes = vec![format!("{} is confirmed", pending.file)];
         let warnings = self.settle(self.text.clone());
@@ -249,7 +252,7 @@ impl Agent {
     }
 
     async fn take_back_pending(&mut self) -> Result<(), Refused> {
-        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let Some(pending) = self.pending.take_if(|it| Instant::now() < it.deadline) else { return Ok(()) };
         match self.put_in_force(pending.before.clone(), None).await {
             Ok(changes) => {
                 let why = format!("{} was not confirmed and is rolled back", pending.file);

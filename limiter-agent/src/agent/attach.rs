@@ -5,7 +5,7 @@ use log::{info, warn};
 use crate::config::Xdp;
 use crate::datapath::{Datapath, DatapathError, LinkKind, foreign_program};
 use crate::host::{self, Link, RealMode, Refusal};
-use crate::plan::Guarded;
+use crate::plan::{Guarded, Plan};
 
 /// An interface with our program.
 #[derive(Clone, Debug)]
@@ -51,10 +51,43 @@ pub(super) async fn attach(
     let outcome = attach_each(datapath, interfaces, links, file).await;
     if outcome.is_err() {
         for interface in interfaces {
-            datapath.detach(interface.ifindex);
+            datapath.detach(&interface.name, interface.ifindex);
         }
     }
     outcome
+}
+
+/// What is attached at the start: new attachments to `interfaces` that have none, and those of an agent
+/// before this one, whose place is taken. On failure that agent's stay as they are, and no new one.
+///
+/// # Errors
+/// One sentence with the cause and the fix.
+pub(super) async fn start(
+    datapath: &mut Datapath,
+    plan: &Plan,
+    links: &[Link],
+    file: &str,
+) -> Result<Vec<Attached>, String> {
+    let (old, new): (Vec<_>, Vec<_>) = plan.interfaces.iter().cloned().partition(|interface| {
+        links
+            .iter()
+            .find(|link| link.ifindex == interface.ifindex)
+            .is_some_and(|link| datapath.adopt(interface, link))
+    });
+    // An attachment in another mode than is asked for was let go.
+    let links = host::links().await.map_err(|error| error.to_string())?;
+    let mut attached = attach(datapath, &new, &links, file).await?;
+    if let Err(error) = datapath.take_over(plan) {
+        for interface in &new {
+            datapath.detach(&interface.name, interface.ifindex);
+        }
+        return Err(error.to_string());
+    }
+    let links = host::links().await.map_err(|error| error.to_string())?;
+    for interface in &old {
+        attached.push(verify(interface, LinkKind::BpfLink, &links)?);
+    }
+    Ok(attached)
 }
 
 async fn attach_each(

@@ -11,14 +11,15 @@ mod report;
 mod upkeep;
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use limiter_common::time::Nanos;
 use log::{error, info, warn};
 use tokio::time::Instant;
 
 use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
 use crate::config::{Config, Interface, Mode, Pattern, Xdp};
-use crate::datapath::Datapath;
+use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
 use crate::host::{self, Link};
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
@@ -33,7 +34,11 @@ use changes::Fixed;
 use ledger::Ledger;
 use overrides::Overrides;
 pub use overrides::{Asked, Order};
-use upkeep::Complaint;
+pub(crate) use upkeep::Complaint;
+
+/// How much later than the agent the datapath goes back to what was confirmed, if there is no agent to do
+/// it.
+const UNATTENDED: Duration = Duration::from_secs(1);
 
 /// The running agent. It is attached until it is dropped.
 pub struct Agent {
@@ -117,12 +122,30 @@ impl Agent {
         let now = SystemTime::now();
         let machine = |error: String| Failure::Machine(error);
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
-        let plan = plan::plan(&config, &host_of(&links), None)
+        let left = match args.pins() {
+            Some(directory) => {
+                Some(Left::new(Pins::open(directory).map_err(|error| machine(error.to_string()))?))
+            }
+            None => None,
+        };
+        let plan = plan::plan(&config, &host_of(&links), left.as_ref().and_then(Left::names))
             .map_err(|error| machine(unplannable(&error)))?;
-        if let Some(available) = host::available_memory() {
+        let is_new = left.as_ref().is_none_or(|left| !left.fits(&plan));
+        if let Some(available) = host::available_memory().filter(|_| is_new) {
             check_memory(&plan.sizes, available).map_err(|error| machine(error.to_string()))?;
         }
-        let mut datapath = Datapath::load(&plan).map_err(|error| machine(error.to_string()))?;
+        let mut datapath =
+            Datapath::start(&plan, left, None).map_err(|error| machine(error.to_string()))?;
+        match datapath.origin() {
+            Origin::New => {}
+            Origin::Kept => info!(
+                "taking over from the agent before: its buckets, standing, counters and attachments"
+            ),
+            Origin::Replaced(maps) => info!(
+                "the maps of the agent before ({maps}) do not fit this one or its configuration: new \
+                 ones take their place, and the standing of sources goes over"
+            ),
+        }
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
         }
@@ -139,9 +162,8 @@ impl Agent {
         }
         let mut seeding = Complaint::default();
         seeding.hear(upkeep::prove(&datapath, host::peers().await));
-        let attached = attach::attach(&mut datapath, &plan.interfaces, &links, &config.file)
-            .await
-            .map_err(machine)?;
+        let attached =
+            attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
         let mut agent = Self {
@@ -211,13 +233,38 @@ impl Agent {
         (reload, blame)
     }
 
-    /// Detaches from all interfaces.
+    /// Stops: what is pinned goes on limiting as it does now, all else is detached.
     pub fn stop(&mut self) {
         self.stopped = true;
         for (ifindex, it) in std::mem::take(&mut self.attached) {
-            self.datapath.detach(ifindex);
-            info!("detached from {}", it.name);
+            if self.datapath.is_pinned() && it.kind == LinkKind::BpfLink {
+                info!("{} stays limited as it is (`limiter-agent detach` ends that)", it.name);
+            } else {
+                self.datapath.detach(&it.name, ifindex);
+                info!("detached from {}", it.name);
+            }
         }
+    }
+
+    /// Detaches from all interfaces and leaves nothing behind. The agent is of no use after that.
+    ///
+    /// # Errors
+    /// [`PinsError`] with the first pin that cannot be removed.
+    pub fn detach(&mut self) -> Result<Vec<String>, PinsError> {
+        self.stopped = true;
+        let names: Vec<_> =
+            std::mem::take(&mut self.attached).into_values().map(|it| it.name).collect();
+        self.datapath.remove()?;
+        for name in &names {
+            info!("detached from {name}");
+        }
+        Ok(names)
+    }
+
+    /// A handle for who says that the agent lives.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        self.datapath.head()
     }
 
     async fn try_reload(&mut self) -> Result<Vec<String>, Refused> {
@@ -258,7 +305,7 @@ impl Agent {
             .map_err(machine)?;
         if let Err(refused) = self.switch(&plan, deadline) {
             for it in &attached {
-                self.datapath.detach(it.ifindex);
+                self.datapath.detach(&it.name, it.ifindex);
             }
             return Err(refused);
         }
@@ -266,9 +313,9 @@ impl Agent {
         changes.extend(attached.iter().map(|it| format!("attached to {}", it.name)));
         self.attached.extend(attached.into_iter().map(|it| (it.ifindex, it)));
         for ifindex in gone {
-            self.datapath.detach(ifindex);
-            let name = self.attached.remove(&ifindex).map(|it| it.name);
-            changes.push(format!("detached from {}", name.unwrap_or_default()));
+            let name = self.attached.remove(&ifindex).map(|it| it.name).unwrap_or_default();
+            self.datapath.detach(&name, ifindex);
+            changes.push(format!("detached from {name}"));
         }
         changes.extend(
             self.fixed.pending(&config, &plan.interfaces, |ifindex| self.attached.get(&ifindex)),
@@ -294,10 +341,14 @@ impl Agent {
     }
 
     fn switch(&mut self, plan: &Plan, deadline: Option<Instant>) -> Result<(), Refused> {
-        // THE LEAD: with a deadline, `apply_until(plan, deadline)`: the datapath goes back to the other
-        // bank by itself, which holds what was confirmed (see `Agent::replan`).
-        let _ = deadline;
-        self.datapath.apply(plan).map_err(|error| (Blame::Machine, vec![error.to_string()]))
+        // A little later than the agent's own, which is to come first: it knows what to say.
+        let deadline = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now()) + UNATTENDED;
+            let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+            Nanos(host::monotonic().0.saturating_add(left))
+        });
+        let outcome = self.datapath.apply_until(plan, deadline);
+        outcome.map_err(|error| (Blame::Machine, vec![error.to_string()]))
     }
 
     /// The interfaces that `plan` adds or that have lost the program, and the indexes of those that

@@ -187,7 +187,7 @@ impl Agent {
 }
 
 /// Event and action of each failure policy.
-pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str); 2] {
+pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str); 3] {
     let action = |action| match action {
         FaultAction::Pass => "pass",
         FaultAction::Drop => "drop",
@@ -195,6 +195,7 @@ pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str)
     [
         ("malformed", action(config.faults.malformed)),
         ("table_full", action(config.faults.table_full)),
+        ("on_agent_loss", if config.agent_loss.is_some() { "observe" } else { "keep" }),
     ]
 }
 

@@ -11,10 +11,10 @@ use crate::host::{self, SocketsError};
 
 /// A failure that may last: it is logged when it comes, not as long as it lasts.
 #[derive(Default)]
-pub(super) struct Complaint(Option<String>);
+pub(crate) struct Complaint(Option<String>);
 
 impl Complaint {
-    pub(super) fn hear<E: std::fmt::Display>(&mut self, outcome: Result<(), E>) {
+    pub(crate) fn hear<E: std::fmt::Display>(&mut self, outcome: Result<(), E>) {
         let error = outcome.err().map(|error| error.to_string());
         if let Some(error) = error.as_ref().filter(|_| self.0 != error) {
             warn!("{error}");

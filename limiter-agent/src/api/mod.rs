@@ -5,12 +5,15 @@ mod control;
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::connect_info::IntoMakeServiceWithConnectInfo;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
@@ -42,6 +45,13 @@ pub struct Problem {
     pub errors: Vec<String>,
 }
 
+/// What was detached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Detached {
+    /// The interfaces, by name.
+    pub interfaces: Vec<String>,
+}
+
 /// The answer of `/healthz`.
 #[derive(Debug, Serialize)]
 struct Health {
@@ -61,7 +71,8 @@ pub fn readable(agent: Shared) -> Router {
 /// What those may ask who can open the control socket.
 pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
     let writes = commands::routes(Arc::clone(&agent));
-    readable(agent).merge(writes).into_make_service_with_connect_info()
+    let detach = Router::new().route("/v1/detach", post(detach)).with_state(Arc::clone(&agent));
+    readable(agent).merge(writes).merge(detach).into_make_service_with_connect_info()
 }
 
 async fn metrics(State(agent): State<Shared>) -> Response {
@@ -101,6 +112,24 @@ async fn status(State(agent): State<Shared>) -> Response {
 
 fn problems(agent: &Agent, links: Result<Vec<Link>, LinksError>) -> Vec<String> {
     links.map_or_else(|error| vec![error.to_string()], |links| agent.problems(&links))
+}
+
+/// The agent ends after it, as if it had been told to.
+async fn detach(State(agent): State<Shared>, _body: Bytes) -> Response {
+    let outcome = agent.lock().await.detach();
+    if let Ok(interfaces) = &outcome {
+        // Whether netlink answers changes nothing.
+        let _ = host::released(interfaces).await;
+    }
+    let ended = kill(Pid::this(), Signal::SIGTERM).map_err(|error| error.to_string());
+    match outcome.map_err(|error| error.to_string()).and_then(|names| ended.map(|()| names)) {
+        Ok(interfaces) => Json(Detached { interfaces }).into_response(),
+        Err(error) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "not everything could be removed",
+            vec![error],
+        ),
+    }
 }
 
 fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {

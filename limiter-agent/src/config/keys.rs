@@ -6,6 +6,8 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
         "",
         &[
             "mode",
+            "on_agent_loss",
+            "agent_lease",
             "interface",
             "table",
             "aggregate",
@@ -49,7 +51,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection
 /// that would not be there, so they get a message of their own.
-const PLANNED: &[&str] = &["established", "fleet", "lease", "on_agent_loss", "reserve", "vlan"];
+const PLANNED: &[&str] = &["established", "fleet", "lease", "reserve", "vlan"];
 
 /// The keys of `table`.
 pub(super) fn of(table: &str) -> &'static [&'static str] {

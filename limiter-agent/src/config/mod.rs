@@ -88,6 +88,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let ceilings = service::ceilings(root, table);
     let neighbours = service::neighbours(root);
     let faults = service::faults(root);
+    let agent_loss = service::agent_loss(root);
     let classes = class::read(root);
     let prefixes = policy::prefixes(root, &classes);
     let exemptions = policy::exemptions(root, &interfaces, now);
@@ -102,6 +103,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         ceilings: ceilings?,
         neighbours: neighbours?,
         faults: faults?,
+        agent_loss: agent_loss?,
         classes: classes.into_iter().map(|class| class.model).collect::<Option<_>>()?,
         prefixes: prefixes?,
         exemptions: exemptions?,

@@ -28,6 +28,8 @@ pub struct Config {
     pub neighbours: Budget,
     /// What happens to packets that cannot be judged.
     pub faults: Faults,
+    /// After so many seconds without an agent nothing is dropped; none if the limits hold on.
+    pub agent_loss: Option<u32>,
     /// The rules in order; the last, and only the last, has no match.
     pub classes: Vec<Class>,
     /// Networks with limits of their own.

@@ -97,6 +97,32 @@ pub(super) fn faults(root: &Table<'_>) -> Option<Faults> {
     Some(Faults { malformed: malformed?, table_full: table_full? })
 }
 
+/// What happens when the agent is gone: after how many seconds nothing is dropped, if so.
+#[expect(clippy::option_option, reason = "none and wrong are two things")]
+pub(super) fn agent_loss(root: &Table<'_>) -> Option<Option<u32>> {
+    const DEFAULT: u32 = 60;
+    let lease = root.get("agent_lease");
+    let seconds = match &lease {
+        None => Some(DEFAULT),
+        // Below that, a flood that slows the agent down could end the limits.
+        Some(value) => value
+            .integer_or(30..=86_400, "write a number of seconds from 30 to 86400")
+            .and_then(|it| u32::try_from(it).ok()),
+    };
+    let observes = match root.get("on_agent_loss") {
+        None => Some(false),
+        Some(value) => value.choice(&[("keep", false), ("observe", true)]),
+    };
+    let (seconds, observes) = (seconds?, observes?);
+    if let Some(lease) = lease.filter(|_| !observes) {
+        lease.place().warn(
+            "has no effect: the limits hold on without an agent",
+            "add on_agent_loss = \"observe\", or remove it",
+        );
+    }
+    Some(observes.then_some(seconds))
+}
+
 pub(super) fn metrics(root: &Table<'_>) -> Option<SocketAddr> {
     let cure = "write an IP address and a port: \"127.0.0.1:9478\" or \"[::1]:9478\"";
     let listen = match root.get("metrics") {

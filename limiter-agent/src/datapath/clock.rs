@@ -6,7 +6,7 @@ use aya::{
 };
 use limiter_common::abi::CLOCK_ORIGIN;
 
-use super::{DatapathError, missing};
+use super::{DatapathError, xdp};
 
 /// Readings of the clock. The kernel moves the count of ticks on a moment before the clock: a reading
 /// in between is a tick too small, so the largest of some is taken.
@@ -15,17 +15,9 @@ const READINGS: usize = 8;
 /// More than that are ever tried, since some fall together with a tick.
 const ATTEMPTS: usize = 64;
 
-/// Loads the program that reads the clock.
-pub(super) fn load(ebpf: &mut Ebpf) -> Result<(), DatapathError> {
-    let program = ebpf.program_mut(CLOCK_ORIGIN).ok_or_else(missing)?;
-    let program: &mut Xdp = program.try_into().map_err(DatapathError::Program)?;
-    program.load().map_err(DatapathError::Program)
-}
-
 /// What the count of ticks has to be moved by to be `CLOCK_MONOTONIC_COARSE`.
 pub(super) fn origin(ebpf: &Ebpf) -> Result<u64, DatapathError> {
-    let program = ebpf.program(CLOCK_ORIGIN).ok_or_else(missing)?;
-    let program: &Xdp = program.try_into().map_err(DatapathError::Program)?;
+    let program = xdp(ebpf, CLOCK_ORIGIN)?;
     let mut readings = Vec::with_capacity(READINGS);
     for _ in 0..ATTEMPTS {
         readings.extend(read(program)?);

@@ -1,13 +1,16 @@
 //! What can go wrong between the agent and the kernel.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use aya::{
     EbpfError,
     maps::MapError,
-    programs::{ProgramError, xdp::XdpError},
+    pin::PinError,
+    programs::{ProgramError, links::LinkError, xdp::XdpError},
 };
 use limiter_common::abi::MAX_OWN_ADDRESSES;
+
+use super::PinsError;
 
 /// Why the datapath could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +46,23 @@ pub enum DatapathError {
         /// The kernel's answer.
         source: MapError,
     },
+    /// An attachment could not be pinned.
+    #[error("cannot pin {}: {}", path.display(), chain(.source))]
+    Pin {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: PinError,
+    },
+    /// There are no maps of this version that could be changed without an agent.
+    #[error(
+        "no agent of this version left anything in {}; start one with `limiter-agent run`",
+        .0.display()
+    )]
+    NothingPinned(PathBuf),
+    /// The pins cannot be used.
+    #[error(transparent)]
+    Pins(#[from] PinsError),
     /// A map could not be shared by memory.
     #[error("map {map} cannot be mapped into memory: {error}")]
     Share {
@@ -91,6 +111,16 @@ impl DatapathError {
 
     pub(super) fn map(map: &'static str, source: MapError) -> Self {
         Self::Map { map, source }
+    }
+}
+
+/// What aya says of links, as it says it of programs.
+pub(super) fn of_program(error: LinkError) -> ProgramError {
+    match error {
+        LinkError::SyscallError(error) => error.into(),
+        LinkError::InvalidLink | LinkError::UnknownLinkType(_) => {
+            ProgramError::UnexpectedProgramType
+        }
     }
 }
 

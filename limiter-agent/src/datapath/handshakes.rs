@@ -10,11 +10,11 @@ use std::{
 
 use aya::{
     Ebpf,
-    programs::{CgroupAttachMode, ProgramError, SockOps, sock_ops::SockOpsLink},
+    programs::{CgroupAttachMode, ProgramError, SockOps, links::FdLink},
 };
 use limiter_common::abi::HANDSHAKES;
 
-use super::error::chain;
+use super::error::{chain, of_program};
 
 /// Why nobody hears of handshakes. Each says the cause and the cure.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub enum HandshakesError {
 
 /// Loads the program and attaches it to the root of the cgroup v2 hierarchy, where it hears of the
 /// connections of all processes. Dropping the link detaches it.
-pub(super) fn attach(ebpf: &mut Ebpf) -> Result<SockOpsLink, HandshakesError> {
+pub(super) fn attach(ebpf: &mut Ebpf) -> Result<FdLink, HandshakesError> {
     let path = cgroup()?;
     let cgroup =
         File::open(&path).map_err(|error| HandshakesError::Open { path: path.clone(), error })?;
@@ -64,8 +64,10 @@ pub(super) fn attach(ebpf: &mut Ebpf) -> Result<SockOpsLink, HandshakesError> {
     let program = program.map_err(HandshakesError::Load)?;
     program.load().map_err(HandshakesError::Load)?;
     // A link always leaves room for others; the flag that asks for it is refused (EINVAL).
-    let link =
-        program.attach(cgroup, CgroupAttachMode::Single).and_then(|link| program.take_link(link));
+    let link = program
+        .attach(cgroup, CgroupAttachMode::Single)
+        .and_then(|link| program.take_link(link))
+        .and_then(|link| FdLink::try_from(link).map_err(of_program));
     link.map_err(|error| HandshakesError::Attach { path, error })
 }
 

@@ -2,10 +2,14 @@
 
 use std::{collections::HashMap, fs};
 
-use aya::programs::{Xdp, XdpMode, loaded_programs, xdp::XdpLink};
+use aya::programs::{Xdp, XdpMode, links::FdLink, loaded_programs, xdp::XdpLink};
 
-use super::DatapathError;
-use crate::{config::Xdp as Mode, plan::Guarded};
+use super::{DatapathError, Pins, error::of_program};
+use crate::{
+    config::Xdp as Mode,
+    host::{Link, RealMode},
+    plan::Guarded,
+};
 
 /// How the kernel holds an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,18 +38,58 @@ pub fn foreign_program(id: u32) -> Option<String> {
     program.name_as_str().map(ToOwned::to_owned)
 }
 
-/// Dropping a link detaches it.
+/// The attachments by interface index. Dropping one detaches it, unless it is pinned.
 #[derive(Default)]
-pub(super) struct Links(HashMap<u32, XdpLink>);
+pub(super) struct Links {
+    held: HashMap<u32, XdpLink>,
+    /// Those that an earlier agent left, with its program.
+    left: Vec<(Guarded, FdLink)>,
+}
 
 impl Links {
+    /// Takes the attachment that is pinned for the interface, if it is there and in the right mode:
+    /// [`swap`](Self::swap) gives it our program. Any other pin of that name is removed, which
+    /// detaches.
+    pub(super) fn adopt(&mut self, pins: &Pins, interface: &Guarded, present: &Link) -> bool {
+        let Some(link) = pins.link(&interface.name) else { return false };
+        let program = link.info().ok().map(|info| info.program_id());
+        let is_there = program.is_some() && program == present.program;
+        let is_right = match interface.xdp {
+            Mode::Auto => true,
+            Mode::Native => present.xdp == Some(RealMode::Native),
+            Mode::Generic => present.xdp == Some(RealMode::Generic),
+        };
+        if is_there && is_right {
+            self.left.push((interface.clone(), link));
+            return true;
+        }
+        pins.drop_link(&interface.name);
+        false
+    }
+
+    /// Puts our program in the place of the earlier agent's, on each interface in one step: no packet
+    /// goes past both.
+    pub(super) fn swap(&mut self, program: &mut Xdp) -> Result<(), DatapathError> {
+        for (interface, link) in self.left.drain(..) {
+            let refused =
+                |source| DatapathError::Attach { interface: interface.name.clone(), source };
+            let link = XdpLink::try_from(link).map_err(|error| refused(of_program(error)))?;
+            let id = program.attach_to_link(link).map_err(refused)?;
+            let link = program.take_link(id).map_err(DatapathError::Program)?;
+            self.held.insert(interface.ifindex, link);
+        }
+        Ok(())
+    }
+
+    /// Attaches the program to an interface; a `bpf_link` is pinned, if there is where.
     pub(super) fn attach(
         &mut self,
         program: &mut Xdp,
         interface: &Guarded,
+        pins: Option<&Pins>,
     ) -> Result<Attachment, DatapathError> {
         // One that somebody detached by force would be counted below, and would detach on its drop.
-        self.0.remove(&interface.ifindex);
+        self.held.remove(&interface.ifindex);
         let id = program.info().map_err(DatapathError::Program)?.id();
         let links_before = bpf_links(id);
         let (link, mode, native_refused) = match interface.xdp {
@@ -59,13 +103,24 @@ impl Links {
                 }
             },
         };
-        self.0.insert(interface.ifindex, link);
         let kind = if bpf_links(id) > links_before { LinkKind::BpfLink } else { LinkKind::Netlink };
+        let link = match pins {
+            // Of the other kind there is nothing that could be pinned.
+            Some(pins) if kind == LinkKind::BpfLink => {
+                let refused =
+                    |source| DatapathError::Attach { interface: interface.name.clone(), source };
+                let link = FdLink::try_from(link).map_err(|error| refused(of_program(error)))?;
+                let link = pins.keep_link(&interface.name, link)?;
+                XdpLink::try_from(link).map_err(|error| refused(of_program(error)))?
+            }
+            _ => link,
+        };
+        self.held.insert(interface.ifindex, link);
         Ok(Attachment { mode, kind, native_refused })
     }
 
     pub(super) fn detach(&mut self, ifindex: u32) {
-        self.0.remove(&ifindex);
+        self.held.remove(&ifindex);
     }
 }
 

@@ -1,27 +1,34 @@
 //! The kernel side, as the agent sees it: the only module that knows aya.
 //!
 //! [`Datapath`] owns the loaded program, its maps and its attachments. Dropping it detaches and
-//! frees everything.
+//! frees everything that is not pinned.
 
 mod banks;
 mod clock;
 mod error;
 mod handshakes;
+mod head;
 mod link;
+mod pins;
 mod shared;
+mod unattended;
 
-use std::{collections::HashSet, fs::File, io, io::Read as _, sync::atomic::Ordering::Relaxed};
+use std::{
+    borrow::Borrow, collections::HashSet, fs::File, io, io::Read as _, path::Path,
+    sync::atomic::Ordering::Relaxed,
+};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{HashMap, PerCpuArray},
-    programs::{ProgramError, Xdp, sock_ops::SockOpsLink},
+    maps::{Array, HashMap, MapData, PerCpuArray},
+    programs::{ProgramError, Xdp, links::FdLink},
 };
 use limiter_common::{
     Family, Outcome,
     abi::{
-        BudgetCell, Count, CounterShape, MAX_INTERFACES, MAX_OWN_ADDRESSES, OwnAddress, PROGRAM,
-        Slot, SourceAddress, global, map,
+        self, ABI_VERSION, BudgetCell, CLOCK_ORIGIN, Count, CounterShape, FILTERS_VERSION,
+        Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, Shape, Slot,
+        SourceAddress, global, map,
     },
     bucket,
     decide::reach,
@@ -35,12 +42,15 @@ use self::{banks::Banks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
     handshakes::{HandshakesError, cgroup},
+    head::Head,
     link::{Attachment, LinkKind, foreign_program},
-    shared::Tracked,
+    pins::{DEFAULT_PINS, LeftMaps, Pins, PinsError},
+    shared::{Snapshot, Tracked},
+    unattended::{KnownRemains, Remains, detach, remains, set_mode},
 };
 use crate::{
-    host,
-    plan::{Guarded, MapSizes, Plan},
+    host::{self, Link},
+    plan::{Guarded, MapSizes, Names, Plan},
 };
 
 /// The compiled XDP program.
@@ -50,57 +60,194 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
 pub struct Datapath {
     // Before the program, whose descriptor a netlink attachment needs when it is dropped.
     links: Links,
-    handshakes: Option<SockOpsLink>,
+    handshakes: Option<FdLink>,
     ebpf: Ebpf,
     sizes: MapSizes,
     banks: Banks,
+    head: Head,
     shared: SharedMaps,
     own: HashSet<OwnAddress>,
+    pins: Option<Pins>,
+    origin: Origin,
+}
+
+/// Where the maps come from.
+#[derive(Debug)]
+pub enum Origin {
+    /// They are new.
+    New,
+    /// They are those of the agent before: with its buckets, standing and counters.
+    Kept,
+    /// They are new, and take the place of these, from which the standing of sources goes over.
+    Replaced(LeftMaps),
+}
+
+/// What an agent before this one left in its pins.
+pub struct Left {
+    pins: Pins,
+    maps: Option<LeftMaps>,
+}
+
+impl Left {
+    /// Looks at what is there.
+    #[must_use]
+    pub fn new(pins: Pins) -> Self {
+        let maps = pins.maps();
+        Self { pins, maps }
+    }
+
+    /// The numbers of classes and interfaces that its maps hold; none if they are not of this version.
+    #[must_use]
+    pub fn names(&self) -> Option<&Names> {
+        self.maps.as_ref()?.known.as_ref().map(|(_, names)| names)
+    }
+
+    /// Whether its maps can be kept for `plan`.
+    #[must_use]
+    pub fn fits(&self, plan: &Plan) -> bool {
+        let known = self.maps.as_ref().and_then(|maps| maps.known.as_ref());
+        known.is_some_and(|(sizes, _)| plan.fits(sizes).is_ok())
+    }
+}
+
+impl Drop for Datapath {
+    /// A start that was not finished leaves no maps behind.
+    fn drop(&mut self) {
+        if let (Some(pins), Origin::New | Origin::Replaced(_)) = (&self.pins, &self.origin) {
+            pins.drop_new_maps();
+        }
+    }
 }
 
 impl Datapath {
-    /// Loads the program with maps as large as `plan` asks for, and puts its settings in force.
-    /// Nothing is attached yet.
+    /// Loads the program with new maps, as large as `plan` asks for, and puts its settings in force.
+    /// Nothing is attached yet, and nothing will be pinned.
     ///
     /// # Errors
     /// [`DatapathError::Load`] when the kernel refuses the program or a map.
     pub fn load(plan: &Plan) -> Result<Self, DatapathError> {
-        let sizes = plan.sizes;
-        let key = HashKey::new(random().map_err(DatapathError::Random)?);
-        let (lines_v4, lines_v6) = (sizes.lines_v4(), sizes.lines_v6());
-        let (ceilings, places) = (sizes.lines_ceilings(), sizes.known_places());
-        let mut ebpf = EbpfLoader::new()
-            .override_global(global::COUNTER_SLOTS, &sizes.counters.slots, true)
-            .override_global(global::COUNTER_CLASSES, &sizes.counters.classes, true)
-            .override_global(global::LINES_V4, &lines_v4, true)
-            .override_global(global::LINES_V6, &lines_v6, true)
-            .override_global(global::LINES_CEILINGS, &ceilings, true)
-            .override_global(global::KNOWN_PLACES, &places, true)
-            .override_global(global::BYTES, &u32::from(sizes.bytes), true)
-            .override_global(global::TICK, &host::counted_tick().map_or(0, |tick| tick.0), true)
-            .override_global(global::HASH_OFFSET, &key.offset, true)
-            .override_global(global::HASH_FIRST, &key.first, true)
-            .override_global(global::HASH_SECOND, &key.second, true)
-            // One to spare: older kernels need a free one to replace the value of another.
-            .map_max_entries(map::PREFIXES, sizes.prefixes + 1)
-            .map_max_entries(map::POLICIES, sizes.policies)
-            .map_max_entries(map::LIMITS, sizes.limits)
-            .map_max_entries(map::BUCKETS_V4, lines_v4)
-            .map_max_entries(map::BUCKETS_V6, lines_v6)
-            .map_max_entries(map::CEILINGS, ceilings)
-            .map_max_entries(map::BYTES_V4, sizes.byte_lines(lines_v4))
-            .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
-            .map_max_entries(map::KNOWN, places)
-            .map_max_entries(map::COUNTERS, sizes.counters.cells())
-            .load(OBJECT)
-            .map_err(DatapathError::load)?;
-        xdp_mut(&mut ebpf)?.load().map_err(DatapathError::Program)?;
-        clock::load(&mut ebpf)?;
-        let shared = SharedMaps::new(&ebpf, key)?;
-        let mut banks = Banks::default();
-        banks.install(&mut ebpf, &sizes, plan)?;
-        let (links, own) = (Links::default(), HashSet::new());
-        Ok(Self { links, handshakes: None, ebpf, sizes, banks, shared, own })
+        Self::start(plan, None, None)
+    }
+
+    /// The same, with the maps that an agent before this one `left` if they will do; else it goes on
+    /// from what they say, or the `snapshot`, of the standing of sources. What is attached goes on as it
+    /// is: that is for [`take_over`](Self::take_over), once all new interfaces are attached.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn start(
+        plan: &Plan,
+        left: Option<Left>,
+        snapshot: Option<&Snapshot>,
+    ) -> Result<Self, DatapathError> {
+        let (pins, maps) = left.map_or((None, None), |Left { pins, maps }| (Some(pins), maps));
+        let kept = maps.as_ref().and_then(|maps| {
+            let (sizes, _) = maps.known.as_ref()?;
+            plan.fits(sizes).is_ok().then_some((maps, *sizes))
+        });
+        let sizes = kept.map_or(plan.sizes, |(_, sizes)| sizes);
+        let inherited = maps.as_ref().filter(|maps| maps.identity.filters == FILTERS_VERSION);
+        let key = match (inherited, snapshot) {
+            (Some(maps), _) => maps.identity.key,
+            (None, Some(snapshot)) => snapshot.key,
+            (None, None) => random().map_err(DatapathError::Random)?,
+        };
+        let (directory, head) = match (&pins, kept) {
+            (_, Some((maps, _))) => (Some(maps.directory.clone()), Head::left(&maps.directory)?),
+            (Some(pins), None) => (Some(pins.new_maps()?), abi::Head::lasting(0)),
+            (None, None) => (None, abi::Head::lasting(0)),
+        };
+        let mut ebpf = load(&sizes, key, head, directory.as_deref())?;
+        let program = xdp(&ebpf, PROGRAM)?.info().map_err(DatapathError::Program)?.id();
+        let before = kept.map_or(0, |(maps, _)| maps.identity.programs[0]);
+        let programs = [program, before];
+        let identity = Identity { version: ABI_VERSION, filters: FILTERS_VERSION, key, programs };
+        set(&mut ebpf, map::IDENTITY, 0, &identity)?;
+        set(&mut ebpf, map::SHAPE, 0, &Shape::from(sizes))?;
+
+        let shared = SharedMaps::new(&ebpf, identity.key())?;
+        let head = Head::new(&mut ebpf)?;
+        let banks = Banks::new(&ebpf, head.clone())?;
+        let own = own_addresses(&ebpf)?;
+        let is_kept = kept.is_some();
+        let origin = match maps {
+            Some(_) if is_kept => Origin::Kept,
+            Some(maps) => Origin::Replaced(maps),
+            None => Origin::New,
+        };
+        let (links, handshakes) = (Links::default(), None);
+        let mut datapath =
+            Self { links, handshakes, ebpf, sizes, banks, head, shared, own, pins, origin };
+        if !matches!(datapath.origin, Origin::Kept) {
+            datapath.install(plan, None)?;
+            datapath.inherit()?;
+            if let Some(snapshot) = snapshot.filter(|it| it.key == key) {
+                datapath.shared.restore(snapshot, host::monotonic());
+            }
+        }
+        Ok(datapath)
+    }
+
+    /// Puts `plan` in force and our program in the place of an earlier agent's, where there is one;
+    /// from then on the pins are ours. Interfaces that are not of the plan are let go.
+    ///
+    /// # Errors
+    /// [`DatapathError`] when the kernel refuses; the earlier agent's settings stay in force.
+    pub fn take_over(&mut self, plan: &Plan) -> Result<(), DatapathError> {
+        if matches!(self.origin, Origin::Kept) {
+            self.apply(plan)?;
+        }
+        self.links.swap(xdp_mut(&mut self.ebpf, PROGRAM)?)?;
+        // Who was proven while the program was loaded.
+        self.inherit()?;
+        let Some(pins) = &self.pins else { return Ok(()) };
+        if !matches!(self.origin, Origin::Kept) {
+            pins.keep_new_maps()?;
+        }
+        self.origin = Origin::Kept;
+        for interface in pins.interfaces() {
+            if plan.interfaces.iter().all(|guarded| guarded.name != interface) {
+                pins.drop_link(&interface);
+            }
+        }
+        if let Some(link) = self.handshakes.take() {
+            self.handshakes = Some(pins.keep_handshakes(link)?);
+        }
+        Ok(())
+    }
+
+    /// What was found, until it is taken over.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// Whether the attachments outlive this.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.pins.is_some()
+    }
+
+    /// Detaches from everything and removes what is pinned.
+    ///
+    /// # Errors
+    /// [`PinsError`] with the first pin that cannot be removed.
+    pub fn remove(&mut self) -> Result<(), PinsError> {
+        self.links = Links::default();
+        self.handshakes = None;
+        self.pins.take().map_or(Ok(()), Pins::clear)
+    }
+
+    /// A handle for who says that the agent lives.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        self.head.clone()
+    }
+
+    /// Who is proven, to outlive the kernel.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.snapshot(host::monotonic())
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
@@ -109,11 +256,46 @@ impl Datapath {
     /// # Errors
     /// [`DatapathError::Map`] when a map cannot be written; the old settings stay in force.
     pub fn apply(&mut self, plan: &Plan) -> Result<(), DatapathError> {
+        self.apply_until(plan, None)
+    }
+
+    /// The same, but from `deadline` on the settings before hold again, with or without an agent,
+    /// unless [`Head::confirm`] comes. Until then nothing else must be applied: it would take the
+    /// place of what is to hold again.
+    ///
+    /// # Errors
+    /// As for [`apply`](Self::apply).
+    pub fn apply_until(
+        &mut self,
+        plan: &Plan,
+        deadline: Option<Nanos>,
+    ) -> Result<(), DatapathError> {
         if self.banks.comes_round() {
             self.shared.forget_policies();
         }
-        self.banks.install(&mut self.ebpf, &self.sizes, plan)?;
+        self.install(plan, deadline)?;
         self.shorten(plan, host::monotonic().into());
+        Ok(())
+    }
+
+    fn install(&mut self, plan: &Plan, deadline: Option<Nanos>) -> Result<(), DatapathError> {
+        let classes = plan.names.classes().map(|(name, id)| (Name::of_class(id), name));
+        let slots = plan.names.slots().map(|(name, slot)| (Name::of_slot(slot), name));
+        for (place, name) in classes.chain(slots) {
+            set(&mut self.ebpf, map::NAMES, place, &Name::new(name))?;
+        }
+        self.banks.install(&mut self.ebpf, &self.sizes, plan, deadline)
+    }
+
+    /// Takes over what the maps that ours replace know of sources, and what their budgets stand at.
+    fn inherit(&self) -> Result<(), DatapathError> {
+        let Origin::Replaced(maps) = &self.origin else { return Ok(()) };
+        if maps.identity.filters == FILTERS_VERSION {
+            self.shared.inherit(&maps.directory)?;
+        }
+        if maps.identity.version == ABI_VERSION {
+            self.shared.inherit_budgets(&maps.directory)?;
+        }
         Ok(())
     }
 
@@ -191,11 +373,20 @@ impl Datapath {
     /// # Errors
     /// [`DatapathError::Attach`] with the kernel's errno.
     pub fn attach(&mut self, interface: &Guarded) -> Result<Attachment, DatapathError> {
-        self.links.attach(xdp_mut(&mut self.ebpf)?, interface)
+        self.links.attach(xdp_mut(&mut self.ebpf, PROGRAM)?, interface, self.pins.as_ref())
+    }
+
+    /// Takes the attachment of an agent before this one, if there is one as `interface` asks for;
+    /// [`take_over`](Self::take_over) puts our program there. `present` is what the kernel says.
+    pub fn adopt(&mut self, interface: &Guarded, present: &Link) -> bool {
+        self.pins.as_ref().is_some_and(|pins| self.links.adopt(pins, interface, present))
     }
 
     /// Detaches it from an interface; nothing happens if it was not attached.
-    pub fn detach(&mut self, ifindex: u32) {
+    pub fn detach(&mut self, interface: &str, ifindex: u32) {
+        if let Some(pins) = &self.pins {
+            pins.drop_link(interface);
+        }
         self.links.detach(ifindex);
     }
 
@@ -210,20 +401,7 @@ impl Datapath {
     /// # Errors
     /// [`DatapathError::Map`] when the map cannot be read.
     pub fn counters(&self) -> Result<Vec<(Outcome, Count)>, DatapathError> {
-        let shape: CounterShape = self.sizes.counters;
-        let cells = self.per_cpu::<Count>(map::COUNTERS)?;
-        let mut counters = Vec::new();
-        for cell in 0..shape.cells() {
-            let values = cells.get(&cell, 0).map_err(|e| DatapathError::map(map::COUNTERS, e))?;
-            let count = values.iter().fold(Count::default(), |sum, count| Count {
-                packets: sum.packets + count.packets,
-                bytes: sum.bytes + count.bytes,
-            });
-            if let Some(outcome) = shape.outcome(cell).filter(|_| count.packets != 0) {
-                counters.push((outcome, count));
-            }
-        }
-        Ok(counters)
+        sum(&self.per_cpu(map::COUNTERS)?, self.sizes.counters)
     }
 
     /// How many buckets have been made since the start, IPv4 and IPv6.
@@ -236,7 +414,7 @@ impl Datapath {
             let values = cells
                 .get(&(family as u32), 0)
                 .map_err(|error| DatapathError::map(map::CREATED, error))?;
-            Ok((family, values.iter().sum()))
+            Ok::<_, DatapathError>((family, values.iter().sum()))
         };
         Ok([read(Family::Ipv4)?, read(Family::Ipv6)?])
     }
@@ -266,8 +444,7 @@ impl Datapath {
     /// # Errors
     /// [`DatapathError::Program`] if the object has no such program.
     pub fn program(&self) -> Result<&Xdp, DatapathError> {
-        let program = self.ebpf.program(PROGRAM).ok_or_else(missing)?;
-        program.try_into().map_err(DatapathError::Program)
+        xdp(&self.ebpf, PROGRAM)
     }
 
     fn per_cpu<V: aya::Pod>(
@@ -277,6 +454,99 @@ impl Datapath {
         let map = self.ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
         PerCpuArray::try_from(map).map_err(|error| DatapathError::map(name, error))
     }
+}
+
+/// Loads the object with maps of these sizes: new ones, pinned in `directory`, or those that are there.
+/// Its variable begins with `head`, which it would otherwise lose to zeros.
+fn load(
+    sizes: &MapSizes,
+    key: [u64; 3],
+    head: abi::Head,
+    directory: Option<&Path>,
+) -> Result<Ebpf, DatapathError> {
+    let hash = HashKey::new(key);
+    let (lines_v4, lines_v6) = (sizes.lines_v4(), sizes.lines_v6());
+    let (ceilings, places) = (sizes.lines_ceilings(), sizes.known_places());
+    let (bytes, tick) = (u32::from(sizes.bytes), host::counted_tick().map_or(0, |tick| tick.0));
+    let mut loader = EbpfLoader::new();
+    loader
+        .override_global(global::HEAD, &head, true)
+        .override_global(global::COUNTER_SLOTS, &sizes.counters.slots, true)
+        .override_global(global::COUNTER_CLASSES, &sizes.counters.classes, true)
+        .override_global(global::LINES_V4, &lines_v4, true)
+        .override_global(global::LINES_V6, &lines_v6, true)
+        .override_global(global::LINES_CEILINGS, &ceilings, true)
+        .override_global(global::KNOWN_PLACES, &places, true)
+        .override_global(global::BYTES, &bytes, true)
+        .override_global(global::TICK, &tick, true)
+        .override_global(global::HASH_OFFSET, &hash.offset, true)
+        .override_global(global::HASH_FIRST, &hash.first, true)
+        .override_global(global::HASH_SECOND, &hash.second, true)
+        // One to spare: older kernels need a free one to replace the value of another.
+        .map_max_entries(map::PREFIXES, sizes.prefixes + 1)
+        .map_max_entries(map::POLICIES, sizes.policies)
+        .map_max_entries(map::LIMITS, sizes.limits)
+        .map_max_entries(map::BUCKETS_V4, lines_v4)
+        .map_max_entries(map::BUCKETS_V6, lines_v6)
+        .map_max_entries(map::CEILINGS, ceilings)
+        .map_max_entries(map::BYTES_V4, sizes.byte_lines(lines_v4))
+        .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
+        .map_max_entries(map::KNOWN, places)
+        .map_max_entries(map::COUNTERS, sizes.counters.cells());
+    if let Some(directory) = directory {
+        for map in map::KEPT {
+            loader.map_pin_path(map, directory.join(pins::pin_name(map)));
+        }
+    }
+    let mut ebpf = loader.load(OBJECT).map_err(DatapathError::load)?;
+    for program in [PROGRAM, CLOCK_ORIGIN] {
+        xdp_mut(&mut ebpf, program)?.load().map_err(DatapathError::Program)?;
+    }
+    Ok(ebpf)
+}
+
+/// All counters that are not zero, summed over the CPUs.
+fn sum<T: Borrow<MapData>>(
+    cells: &PerCpuArray<T, Count>,
+    shape: CounterShape,
+) -> Result<Vec<(Outcome, Count)>, DatapathError> {
+    let mut counters = Vec::new();
+    for cell in 0..shape.cells() {
+        let values = cells.get(&cell, 0).map_err(|e| DatapathError::map(map::COUNTERS, e))?;
+        let count = values.iter().fold(Count::default(), |sum, count| Count {
+            packets: sum.packets + count.packets,
+            bytes: sum.bytes + count.bytes,
+        });
+        if let Some(outcome) = shape.outcome(cell).filter(|_| count.packets != 0) {
+            counters.push((outcome, count));
+        }
+    }
+    Ok(counters)
+}
+
+/// The addresses that the map of own ones holds.
+fn own_addresses(ebpf: &Ebpf) -> Result<HashSet<OwnAddress>, DatapathError> {
+    let failed = |error| DatapathError::map(map::OWN, error);
+    let map = ebpf.map(map::OWN).ok_or(DatapathError::MissingMap(map::OWN))?;
+    let own: HashMap<_, OwnAddress, u32> = map.try_into().map_err(failed)?;
+    own.keys().collect::<Result<_, _>>().map_err(failed)
+}
+
+fn array<'a, V: aya::Pod>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<Array<&'a mut MapData, V>, DatapathError> {
+    let map = ebpf.map_mut(name).ok_or(DatapathError::MissingMap(name))?;
+    map.try_into().map_err(|error| DatapathError::map(name, error))
+}
+
+fn set<V: aya::Pod>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    place: u32,
+    value: &V,
+) -> Result<(), DatapathError> {
+    array::<V>(ebpf, name)?.set(place, value, 0).map_err(|error| DatapathError::map(name, error))
 }
 
 /// Three numbers that nobody can guess.
@@ -289,11 +559,12 @@ fn random() -> io::Result<[u64; 3]> {
     Ok([number()?, number()?, number()?])
 }
 
-fn xdp_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, DatapathError> {
-    let program = ebpf.program_mut(PROGRAM).ok_or_else(missing)?;
-    program.try_into().map_err(DatapathError::Program)
+fn xdp<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Xdp, DatapathError> {
+    let program = ebpf.program(name).ok_or(ProgramError::NotLoaded);
+    program.and_then(TryInto::try_into).map_err(DatapathError::Program)
 }
 
-fn missing() -> DatapathError {
-    DatapathError::Program(ProgramError::NotLoaded)
+fn xdp_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp, DatapathError> {
+    let program = ebpf.program_mut(name).ok_or(ProgramError::NotLoaded);
+    program.and_then(TryInto::try_into).map_err(DatapathError::Program)
 }

@@ -3,7 +3,9 @@
 use std::{
     array,
     marker::PhantomData,
+    ops::RangeInclusive,
     os::fd::{AsFd as _, AsRawFd as _},
+    path::Path,
     sync::atomic::{
         AtomicU32, AtomicU64,
         Ordering::{Relaxed, SeqCst},
@@ -12,13 +14,13 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, MapData},
+    maps::{Array, Map, MapData},
 };
 use limiter_common::{
     Family,
     abi::{Budget, BudgetCell, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
     hash::{HashKey, SourceHash},
-    known::{Filter, Mark},
+    known::{self, Filter, Mark},
     packet::Source,
     table::{Meta, is_ahead},
     time::{Nanos, Tick},
@@ -34,6 +36,15 @@ pub struct Tracked {
     pub proven: u64,
     /// Of others.
     pub unproven: u64,
+}
+
+/// Who was proven at some instant, for a kernel that starts anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The parts of the hash key, which say where a source's marks are.
+    pub key: [u64; 3],
+    /// The marks of those who were proven, for each place of the filters.
+    pub marks: Vec<u64>,
 }
 
 /// The table, the filters and the budgets, as memory.
@@ -60,6 +71,61 @@ impl SharedMaps {
     pub(super) fn prove(&self, source: Source, now: Nanos) {
         let hash = self.key.source(source);
         Mark::of(hash).set(&self.place(hash), Filter::Proven, now);
+    }
+
+    /// Marks as proven whoever is in the pinned filters of another set of maps with the same key. The two
+    /// may differ in size: a place takes the marks of all that share sources with it.
+    pub(super) fn inherit(&self, maps: &Path) -> Result<(), DatapathError> {
+        let failed = |error| DatapathError::map(map::KNOWN, error);
+        let old = MapData::from_pin(maps.join(map::KNOWN)).and_then(Map::from_map_data);
+        let old: Mapping<KnownWords> = Mapping::new(&old.map_err(failed)?, map::KNOWN)?;
+        for place in 0..self.known.count {
+            for from in overlapping(place, self.known.count, old.count) {
+                for word in 0..KNOWN_WORDS {
+                    merge(self.known.word(place, word), old.word(from, word).load(Relaxed));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Who is proven at `now`.
+    pub(super) fn snapshot(&self, now: Nanos) -> Snapshot {
+        let HashKey { offset, first, second } = self.key;
+        let marks = |place| known::proven_marks(&self.words(place), now);
+        let key = [offset, first, second];
+        Snapshot { key, marks: (0..self.known.count).map(marks).collect() }
+    }
+
+    /// Marks as proven from `now` on whoever was so when the snapshot was taken.
+    pub(super) fn restore(&self, snapshot: &Snapshot, now: Nanos) {
+        let old = u32::try_from(snapshot.marks.len()).unwrap_or(0);
+        if old == 0 {
+            return;
+        }
+        for place in 0..self.known.count {
+            let marks = overlapping(place, self.known.count, old)
+                .filter_map(|from| snapshot.marks.get(usize::try_from(from).ok()?));
+            let marks = marks.fold(0, |sum, marks| sum | marks);
+            if marks != 0 {
+                Mark::of_many(marks).set(&self.words(place), Filter::Proven, now);
+            }
+        }
+    }
+
+    /// Takes over what the budgets of another set of maps stand at.
+    pub(super) fn inherit_budgets(&self, maps: &Path) -> Result<(), DatapathError> {
+        let failed = |error| DatapathError::map(map::BUDGETS, error);
+        let old = MapData::from_pin(maps.join(map::BUDGETS)).and_then(Map::from_map_data);
+        let old: Mapping<Budget> = Mapping::new(&old.map_err(failed)?, map::BUDGETS)?;
+        for index in 0..self.budgets.count.min(old.count) {
+            // SAFETY: words of the mappings, aligned and touched by atomic operations only.
+            unsafe {
+                let tat = AtomicU64::from_ptr(&raw mut (*old.value(index)).tat).load(Relaxed);
+                AtomicU64::from_ptr(&raw mut (*self.budgets.value(index)).tat).store(tat, Relaxed);
+            }
+        }
+        Ok(())
     }
 
     /// Buckets in use at `now`, of IPv4 and IPv6.
@@ -118,9 +184,41 @@ impl SharedMaps {
 
     /// The words of the filters for a source.
     fn place(&self, hash: SourceHash) -> [&AtomicU64; KNOWN_WORDS] {
-        let words = self.known.value(hash.place(self.known.count)).cast::<u64>();
-        // SAFETY: as above; the value has so many words.
-        array::from_fn(|word| unsafe { AtomicU64::from_ptr(words.add(word)) })
+        self.words(hash.place(self.known.count))
+    }
+
+    /// The words of the filters at a place.
+    fn words(&self, place: u32) -> [&AtomicU64; KNOWN_WORDS] {
+        array::from_fn(|word| self.known.word(place, word))
+    }
+}
+
+/// The places, of `old` ones, that have sources in common with `place`, of `new` ones.
+fn overlapping(place: u32, new: u32, old: u32) -> RangeInclusive<u32> {
+    let (place, new, old) = (u64::from(place), u64::from(new), u64::from(old));
+    let at = |bound: u64| u32::try_from(bound).unwrap_or(u32::MAX);
+    at(place * old / new)..=at(((place + 1) * old - 1) / new)
+}
+
+/// Adds the marks of the word `from` to a word of the filters.
+fn merge(word: &AtomicU64, from: u64) {
+    const ATTEMPTS: usize = 8;
+    let mut current = word.load(Relaxed);
+    for _ in 0..ATTEMPTS {
+        let merged = known::merge(current, from);
+        match word.compare_exchange(current, merged, SeqCst, Relaxed) {
+            Ok(_) => return,
+            // The program marked a source meanwhile.
+            Err(found) => current = found,
+        }
+    }
+}
+
+impl Mapping<KnownWords> {
+    fn word(&self, place: u32, word: usize) -> &AtomicU64 {
+        assert!(word < KNOWN_WORDS, "{word}");
+        // SAFETY: a word of the mapping, aligned and touched by atomic operations only.
+        unsafe { AtomicU64::from_ptr(self.value(place).cast::<u64>().add(word)) }
     }
 }
 
@@ -133,11 +231,14 @@ struct Mapping<V> {
 
 impl<V: aya::Pod> Mapping<V> {
     fn of(ebpf: &Ebpf, name: &'static str) -> Result<Self, DatapathError> {
-        let failed = |error| DatapathError::map(name, error);
-        let data = ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
-        let array: Array<&MapData, V> = data.try_into().map_err(failed)?;
+        Self::new(ebpf.map(name).ok_or(DatapathError::MissingMap(name))?, name)
+    }
+
+    fn new(map: &Map, name: &'static str) -> Result<Self, DatapathError> {
+        let array: Array<&MapData, V> =
+            map.try_into().map_err(|error| DatapathError::map(name, error))?;
         let count = array.len();
-        let aya::maps::Map::Array(data) = data else { return Err(DatapathError::MissingMap(name)) };
+        let Map::Array(data) = map else { return Err(DatapathError::MissingMap(name)) };
         let length = usize::try_from(count).unwrap_or(usize::MAX).saturating_mul(size_of::<V>());
         let memory = MmapOptions::new()
             .len(length)

@@ -2,6 +2,7 @@
 //! namespace it was mounted in, which need not be the agent's.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::link::{
@@ -64,6 +65,24 @@ pub enum LinksError {
     /// The request failed.
     #[error("cannot list interfaces over netlink: {0}")]
     Request(#[from] rtnetlink::Error),
+}
+
+/// Waits until no program is attached to the interfaces of these names, or two seconds: the kernel
+/// lets go of an attachment some time after its last pin is removed.
+///
+/// # Errors
+/// [`LinksError`] if netlink does not answer.
+pub async fn released(names: &[String]) -> Result<(), LinksError> {
+    const LOOKS: u32 = 100;
+    for _ in 0..LOOKS {
+        let links = links().await?;
+        let is_held = |link: &Link| link.program.is_some() && names.contains(&link.name);
+        if !links.iter().any(is_held) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }
 
 /// All interfaces of this network namespace.

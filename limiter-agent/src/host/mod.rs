@@ -20,7 +20,7 @@ use nix::time::{ClockId, clock_getres, clock_gettime};
 
 pub use driver::{Offloads, driver, offloads, receive_queues};
 pub use features::{XdpFeatures, xdp_features};
-pub use links::{Link, LinksError, RealMode, links};
+pub use links::{Link, LinksError, RealMode, links, released};
 pub use memory::available_memory;
 pub use preflight::{Unfit, preflight, requirements, unclaimed};
 pub use refusal::{Refusal, kernel_words, other_mode};

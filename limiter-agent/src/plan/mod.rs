@@ -67,6 +67,8 @@ pub struct Plan {
     pub sizes: MapSizes,
     /// The numbers of classes and interfaces, for the next plan.
     pub names: Names,
+    /// After so long without a sign of life of the agent nothing is dropped; none if the limits hold on.
+    pub lease: Option<Nanos>,
     /// Interfaces of the configuration that were guarded and are gone. A reload goes on without them:
     /// it may be the one that ends an outage.
     pub gone: Vec<String>,
@@ -270,6 +272,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         interfaces: guarded,
         sizes,
         names,
+        lease: config.agent_loss.map(|seconds| Nanos(u64::from(seconds) * 1_000_000_000)),
         gone,
     })
 }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use limiter_common::abi::{ClassId, MAX_INTERFACES, Slot};
+use limiter_common::abi::{ClassId, CounterShape, MAX_INTERFACES, Slot};
 
-use super::sizes;
+use super::{MapSizes, sizes};
 use crate::config::Pattern;
 
 /// Which number each class and each interface has in the running datapath.
@@ -14,7 +14,7 @@ use crate::config::Pattern;
 /// nobody else's counters jump. Only when no number is free that the maps have room for, a new
 /// name takes the lowest reserved one. (It then meets buckets and counters of the old name: the
 /// buckets are clamped to the new limits at their first packet, and the agent tells the counters
-/// apart.) A restart begins anew.
+/// apart.) The numbers are kept beside the maps, so that a restart finds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     classes: Numbers,
@@ -41,6 +41,25 @@ impl Names {
                 u32::MAX,
             ),
             slots: previous.slots.next(&live.interfaces, slots - 1, most),
+        }
+    }
+
+    /// The numbers that a datapath with maps of these `sizes` was left with.
+    pub(crate) fn restored(
+        classes: impl Iterator<Item = (String, ClassId)>,
+        slots: impl Iterator<Item = (String, Slot)>,
+        sizes: &MapSizes,
+    ) -> Self {
+        let CounterShape { slots: slot_count, classes: class_count } = sizes.counters;
+        Self {
+            classes: Numbers {
+                numbers: classes.map(|(name, id)| (name, id.0)).collect(),
+                room: class_count.saturating_sub(1),
+            },
+            slots: Numbers {
+                numbers: slots.map(|(name, slot)| (name, slot.0)).collect(),
+                room: slot_count.saturating_sub(1),
+            },
         }
     }
 

@@ -1,6 +1,6 @@
 //! How large the maps are, and whether a reload still fits them.
 
-use limiter_common::abi::{CounterShape, MAX_INTERFACES, Settings, V4_SLOTS, V6_SLOTS};
+use limiter_common::abi::{CounterShape, MAX_INTERFACES, Settings, Shape, V4_SLOTS, V6_SLOTS};
 use limiter_common::units::PacketLimit;
 
 use super::policies::Merged;
@@ -56,6 +56,39 @@ impl MapSizes {
                 slots: slots(count(names.slot_count() - 1)),
                 classes: class_ids(count(names.class_ids() - 1)),
             },
+        }
+    }
+}
+
+impl From<Shape> for MapSizes {
+    fn from(shape: Shape) -> Self {
+        let Shape { ipv4_sources, ipv6_sources, prefixes, policies, limits, .. } = shape;
+        Self {
+            ipv4_sources,
+            ipv6_sources,
+            bytes: shape.bytes != 0,
+            ceilings: shape.ceilings != 0,
+            prefixes,
+            policies,
+            limits,
+            counters: CounterShape { slots: shape.slots, classes: shape.classes },
+        }
+    }
+}
+
+impl From<MapSizes> for Shape {
+    fn from(sizes: MapSizes) -> Self {
+        let MapSizes { ipv4_sources, ipv6_sources, prefixes, policies, limits, .. } = sizes;
+        Self {
+            ipv4_sources,
+            ipv6_sources,
+            bytes: sizes.bytes.into(),
+            ceilings: sizes.ceilings.into(),
+            prefixes,
+            policies,
+            limits,
+            slots: sizes.counters.slots,
+            classes: sizes.counters.classes,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod bucket;
 mod counter;
+mod kept;
 mod pod;
 mod policy;
 mod settings;
@@ -15,6 +16,7 @@ pub use bucket::{
     V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
 pub use counter::{Count, CounterShape};
+pub use kept::{Head, Identity, Name, Shape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
@@ -23,10 +25,17 @@ pub use settings::{
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
+
+/// The version of the filters of known sources: of [`KnownWords`], of the hash, and of
+/// [`known`](crate::known). An agent takes the filters over from maps of another [`ABI_VERSION`] if
+/// this is the same.
+pub const FILTERS_VERSION: u32 = 1;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
+/// Class ids are below that: a slot of the table has seven bits for one.
+pub const MAX_CLASS_IDS: usize = 128;
 /// The most interfaces (bonds and their members counted apart) that one agent can guard, slot 0
 /// being [`Slot::UNKNOWN`].
 pub const MAX_INTERFACES: usize = 32;
@@ -43,10 +52,17 @@ pub const CLOCK_ORIGIN: &str = "clock_origin";
 
 /// The names of the maps in the object.
 pub mod map {
-    /// Array of two [`Settings`](super::Settings): the banks.
+    /// Array of one [`Identity`](super::Identity).
+    pub const IDENTITY: &str = "IDENTITY";
+    /// Array of one [`Shape`](super::Shape).
+    pub const SHAPE: &str = "SHAPE";
+    /// Array of [`Name`](super::Name).
+    pub const NAMES: &str = "NAMES";
+    /// Array of [`Settings`](super::Settings): for each bank, and for each a variant (see
+    /// [`Bank::variant`](super::Bank::variant)).
     pub const SETTINGS: &str = "SETTINGS";
-    /// Array of one `u64`, the program's only variable: the index of the bank in force.
-    pub const ACTIVE: &str = ".bss";
+    /// Array of one [`Head`](super::Head), the program's only variable.
+    pub const HEAD: &str = ".bss";
     /// LPM trie from [`PrefixKey`](super::PrefixKey) to [`PolicyId`](super::PolicyId).
     pub const PREFIXES: &str = "PREFIXES";
     /// Array of [`Policy`](super::Policy), half for each bank.
@@ -73,10 +89,20 @@ pub mod map {
     pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).
     pub const COUNTERS: &str = "COUNTERS";
+
+    /// Those that outlive the agent: all but the program's log and its constants.
+    pub const KEPT: [&str; 19] = [
+        IDENTITY, SHAPE, NAMES, SETTINGS, HEAD, PREFIXES, POLICIES, LIMITS, BUCKETS_V4, BUCKETS_V6,
+        CEILINGS, BYTES_V4, BYTES_V6, KNOWN, OWN, BUDGETS, CREATED, COUNTERS, LOGGED,
+    ];
+    /// Array of `u32` by [`Reason`](crate::Reason): whether its first packet was logged.
+    pub const LOGGED: &str = "LOGGED";
 }
 
 /// Constants that the agent patches into the object before it loads it.
 pub mod global {
+    /// [`Head`](super::Head): not a constant, but what the variable begins with.
+    pub const HEAD: &str = "HEAD";
     /// `u32`: slots in the counter map.
     pub const COUNTER_SLOTS: &str = "COUNTER_SLOTS";
     /// `u32`: class ids in the counter map.

@@ -188,6 +188,12 @@ impl PrefixKey {
         }
     }
 
+    /// The index of the bank.
+    #[must_use]
+    pub const fn bank(&self) -> u8 {
+        self.bank
+    }
+
     /// The address.
     #[must_use]
     pub fn address(&self) -> SourceAddress {

@@ -24,6 +24,28 @@ impl Bank {
         }
     }
 
+    /// The same as the first byte of a [`PrefixKey`](super::PrefixKey).
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::First => 0,
+            Self::Second => 1,
+        }
+    }
+
+    /// The place in the map of settings of a variant of the settings of this bank: those that hold
+    /// without an agent, or in a mode that was set without one.
+    #[must_use]
+    pub const fn variant(self) -> u32 {
+        2 + self.index()
+    }
+
+    /// The bank whose settings, or variant of them, lie at `place`.
+    #[must_use]
+    pub const fn of_place(place: u64) -> Self {
+        if place & 1 == 0 { Self::First } else { Self::Second }
+    }
+
     /// The other bank.
     #[must_use]
     pub const fn other(self) -> Self {
@@ -343,6 +365,14 @@ impl Settings {
         destination_ports: Dimension::EMPTY,
         lengths: Dimension::EMPTY,
     };
+
+    /// Puts everything under one mode.
+    pub fn override_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+        for class in &mut self.classes {
+            class.mode = mode;
+        }
+    }
 
     /// The slot of the interface with this index.
     #[inline(always)]
