@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -14,6 +15,8 @@ use crate::{check, client, doctor, run};
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
 /// Where the daemon listens for commands unless the command line says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/limiter/control.sock";
+/// Where the daemon keeps what outlives it unless the command line says otherwise.
+pub const DEFAULT_STATE: &str = "/var/lib/limiter";
 
 /// Limits floods per source before the kernel spends memory on them (XDP).
 #[derive(Debug, Parser)]
@@ -39,6 +42,16 @@ enum Command {
     Status(ClientArgs),
     /// Make the running agent read its configuration again
     Reload(ClientArgs),
+    /// Put another configuration in force, for good or until it is not confirmed
+    Apply(ApplyArgs),
+    /// Keep what was applied last
+    Confirm(ClientArgs),
+    /// Change the mode at once, over reloads and restarts
+    Mode(ModeArgs),
+    /// Drop all from a network at once, over reloads and restarts
+    Block(BlockArgs),
+    /// Take a block back
+    Unblock(UnblockArgs),
     /// Detach from all interfaces and leave nothing behind, also where no agent runs
     Detach(ClientArgs),
 }
@@ -49,7 +62,7 @@ pub struct RunArgs {
     /// The configuration file
     #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     pub config: PathBuf,
-    /// The Unix socket for `status` and `reload`, instead of the file's
+    /// The Unix socket for commands, instead of the file's
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
     /// The address for /metrics, instead of the file's
@@ -70,6 +83,9 @@ pub struct RunArgs {
     /// Pin nothing: limiting ends with the agent
     #[arg(long, conflicts_with = "pins")]
     pub unpinned: bool,
+    /// The directory for what must outlive the agent: modes, blocks, the confirmed configuration
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE)]
+    pub state: PathBuf,
 }
 
 impl RunArgs {
@@ -78,6 +94,81 @@ impl RunArgs {
     pub fn pins(&self) -> Option<&Path> {
         (!self.unpinned).then_some(&self.pins)
     }
+}
+
+/// Arguments of `limiter-agent apply`.
+#[derive(Clone, Debug, Args)]
+pub struct ApplyArgs {
+    /// The configuration file; mostly the agent's own, edited in place
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Go back to what was in force unless `confirm` comes in this time: 60s, 5m
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub confirm: Option<Duration>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `limiter-agent mode`.
+#[derive(Clone, Debug, Args)]
+pub struct ModeArgs {
+    /// The mode
+    #[arg(value_name = "MODE")]
+    pub mode: NewMode,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// A mode to change to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NewMode {
+    /// Drop nothing in any class; count what would be dropped
+    Observe,
+    /// Drop what is over its limit, but for classes with a mode of their own
+    Enforce,
+    /// Limit nothing in any class; count packets
+    Bypass,
+    /// Do as the configuration says
+    Config,
+}
+
+impl NewMode {
+    /// As the control socket spells it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::Enforce => "enforce",
+            Self::Bypass => "bypass",
+            Self::Config => "config",
+        }
+    }
+}
+
+/// Arguments of `limiter-agent block`.
+#[derive(Clone, Debug, Args)]
+pub struct BlockArgs {
+    /// The network, or an address
+    #[arg(value_name = "CIDR")]
+    pub cidr: String,
+    /// How long: 10m, 2h; without it until `unblock`
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Why, for `status`
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `limiter-agent unblock`.
+#[derive(Clone, Debug, Args)]
+pub struct UnblockArgs {
+    /// The network as it was blocked
+    #[arg(value_name = "CIDR")]
+    pub cidr: String,
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// A mode as the command line spells it.
@@ -162,6 +253,11 @@ impl Cli {
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
             Command::Reload(args) => client::reload(&args),
+            Command::Apply(args) => client::apply(&args),
+            Command::Confirm(args) => client::confirm(&args),
+            Command::Mode(args) => client::mode(&args),
+            Command::Block(args) => client::block(&args),
+            Command::Unblock(args) => client::unblock(&args),
             Command::Detach(args) => client::detach(&args),
         }
     }

@@ -1,12 +1,14 @@
 //! The commands that ask the running agent over its control socket.
 
+mod commands;
+
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -17,6 +19,8 @@ use crate::datapath;
 use crate::host;
 use crate::status::{Reload, Status};
 use crate::unattended::Unattended;
+
+pub use commands::{apply, block, confirm, mode, unblock};
 
 /// How long the agent may take; a reload waits for the kernel.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,7 +35,7 @@ pub fn status(args: &ClientArgs) -> Result<(), Failure> {
     {
         return if args.json { print_json(&unattended) } else { print(&unattended.to_string()) };
     }
-    let answer = ask(&args.control_socket, Method::GET, "/v1/status")?;
+    let answer = ask(&args.control_socket, Method::GET, "/v1/status", Bytes::new())?;
     if answer.code != StatusCode::OK {
         return Err(answer.refusal());
     }
@@ -45,16 +49,8 @@ pub fn status(args: &ClientArgs) -> Result<(), Failure> {
 /// [`Failure::Request`] if the agent did not take the configuration, [`Failure::Machine`] if it
 /// could not apply it or does not answer.
 pub fn reload(args: &ClientArgs) -> Result<(), Failure> {
-    let answer = ask(&args.control_socket, Method::POST, "/v1/reload")?;
-    if answer.code != StatusCode::OK {
-        if args.json
-            && let Ok(problem) = answer.read::<Problem>()
-        {
-            print_json(&problem)?;
-            return Err(answer.failure(String::new()));
-        }
-        return Err(answer.refusal());
-    }
+    let answer = ask(&args.control_socket, Method::POST, "/v1/reload", Bytes::new())?;
+    answer.check(args)?;
     let reload: Reload = answer.read()?;
     if args.json {
         return print_json(&reload);
@@ -70,7 +66,7 @@ pub fn reload(args: &ClientArgs) -> Result<(), Failure> {
 /// [`Failure::Machine`] if something cannot be removed.
 pub fn detach(args: &ClientArgs) -> Result<(), Failure> {
     let detached = if answers(&args.control_socket) {
-        let answer = ask(&args.control_socket, Method::POST, "/v1/detach")?;
+        let answer = ask(&args.control_socket, Method::POST, "/v1/detach", Bytes::new())?;
         if answer.code != StatusCode::OK {
             return Err(answer.refusal());
         }
@@ -112,6 +108,21 @@ struct Answer {
 }
 
 impl Answer {
+    /// # Errors
+    /// Unless it is a good one: what it says, for people or in JSON.
+    fn check(&self, args: &ClientArgs) -> Result<(), Failure> {
+        if self.code == StatusCode::OK {
+            return Ok(());
+        }
+        if args.json
+            && let Ok(problem) = self.read::<Problem>()
+        {
+            print_json(&problem)?;
+            return Err(self.failure(String::new()));
+        }
+        Err(self.refusal())
+    }
+
     fn read<T: serde::de::DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_slice(&self.body).map_err(|error| {
             Failure::Machine(format!(
@@ -142,9 +153,9 @@ impl Answer {
     }
 }
 
-fn ask(socket: &Path, method: Method, path: &str) -> Result<Answer, Failure> {
+fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer, Failure> {
     let exchange = async {
-        tokio::time::timeout(PATIENCE, exchange(socket, method, path))
+        tokio::time::timeout(PATIENCE, exchange(socket, method, path, body))
             .await
             .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")))
     };
@@ -174,7 +185,12 @@ fn cure(error: &anyhow::Error) -> &'static str {
     }
 }
 
-async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<Answer> {
+async fn exchange(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> anyhow::Result<Answer> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -183,7 +199,7 @@ async fn exchange(socket: &Path, method: Method, path: &str) -> anyhow::Result<A
         .method(method)
         .uri(path)
         .header("host", "localhost")
-        .body(Empty::<Bytes>::new())?;
+        .body(Full::new(body))?;
     let response = sender.send_request(request).await?;
     let code = response.status();
     let body = response.into_body().collect().await?.to_bytes();
@@ -229,7 +245,8 @@ mod tests {
 
     #[test]
     fn no_agent_is_a_machine_failure_that_names_the_socket() {
-        let error = ask(Path::new("/nonexistent/control.sock"), Method::GET, "/v1/status");
+        let error =
+            ask(Path::new("/nonexistent/control.sock"), Method::GET, "/v1/status", Bytes::new());
         let Err(Failure::Machine(text)) = error else { panic!("answered") };
         assert!(text.contains("/nonexistent/control.sock"), "{text}");
         assert!(text.ends_with("or name its socket with --control-socket PATH"), "{text}");

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod plan;
 pub mod run;
 pub mod service;
+pub mod state;
 pub mod status;
 pub mod telemetry;
 pub mod unattended;

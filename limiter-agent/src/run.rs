@@ -7,8 +7,6 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{io, thread};
 
-use axum::Router;
-use axum::serve::Listener;
 use log::{error, info, warn};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,7 +14,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::agent::{Agent, Complaint, load_config};
+use crate::agent::{self, Agent, Complaint};
 use crate::api::{self, ControlSocket};
 use crate::cli::{Failure, RunArgs};
 use crate::datapath::Head;
@@ -46,7 +44,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 }
 
 async fn serve(args: RunArgs) -> Result<(), Failure> {
-    let config = load_config(&args).map_err(|errors| Failure::Request(errors.join("\n")))?;
+    let beginning = agent::begin(&args).map_err(|errors| Failure::Request(errors.join("\n")))?;
+    let config = beginning.config.clone();
     host::preflight().map_err(|unfit| Failure::Machine(unfit.to_string()))?;
     // From here on signals wait their turn, so that a start is never torn in the middle.
     let mut signals = Signals::new()?;
@@ -57,15 +56,21 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let (socket, commands) =
         ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
 
-    let agent = Agent::start(args, config).await?;
+    let agent = Agent::start(args, beginning).await?;
     let heart = Heart::start(agent.head()).map_err(|error| Failure::Machine(error.to_string()))?;
     let agent = Arc::new(Mutex::new(agent));
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
     let watchdog = service::watchdog().map(|period| tokio::spawn(watchdog(agent.clone(), period)));
     let (stop, stopped) = watch::channel(());
     let servers = [
-        spawn(metrics, api::readable(Arc::clone(&agent)), stopped.clone()),
-        spawn(commands, api::writable(Arc::clone(&agent)), stopped),
+        spawn(
+            axum::serve(metrics, api::readable(Arc::clone(&agent)))
+                .with_graceful_shutdown(end(stopped.clone())),
+        ),
+        spawn(
+            axum::serve(commands, api::writable(Arc::clone(&agent)))
+                .with_graceful_shutdown(end(stopped)),
+        ),
     ];
     info!("ready: metrics on http://{address}/metrics, commands on {}", control.display());
 
@@ -165,19 +170,21 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     Ok(listener)
 }
 
-/// Serves until the sender of `stopped` is dropped and open requests are done.
-fn spawn<L>(listener: L, router: Router, mut stopped: watch::Receiver<()>) -> JoinHandle<()>
+/// Ends when the sender of `stopped` is dropped.
+async fn end(mut stopped: watch::Receiver<()>) {
+    // An error says that the sender is gone, which is the signal.
+    while stopped.changed().await.is_ok() {}
+}
+
+/// Serves until its end, and until open requests are done.
+fn spawn<S>(server: S) -> JoinHandle<()>
 where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
+    S: IntoFuture<Output = std::io::Result<()>>,
+    S::IntoFuture: Send + 'static,
 {
-    let stop = async move {
-        // An error says that the sender is gone, which is the signal.
-        while stopped.changed().await.is_ok() {}
-    };
-    let server = axum::serve(listener, router).with_graceful_shutdown(stop);
+    let server = server.into_future();
     tokio::spawn(async move {
-        if let Err(error) = server.into_future().await {
+        if let Err(error) = server.await {
             error!("HTTP server: {error}");
         }
     })

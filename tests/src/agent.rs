@@ -12,7 +12,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     thread,
     time::{Duration, Instant},
 };
@@ -44,7 +44,7 @@ const END: Duration = Duration::from_secs(20);
 pub struct Agent {
     child: Child,
     netns: Netns,
-    directory: TempDir,
+    directory: Arc<TempDir>,
 }
 
 impl Agent {
@@ -96,8 +96,29 @@ impl Agent {
         configuration: &str,
     ) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("limiter-test-").tempdir()?;
-        let log = File::create(directory.path().join("log"))?;
         fs::write(directory.path().join("limiter.toml"), configuration)?;
+        Self::start_in(Arc::new(directory), wrapper, binary, arguments, netns)
+    }
+
+    /// Kills it, as a crash would, and starts it again with the same files and other `arguments` of
+    /// `run`, such as `--unpinned`.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn kill_and_start(self, arguments: &[&str]) -> Result<Self> {
+        let (directory, netns) = (Arc::clone(&self.directory), self.netns.clone());
+        self.kill();
+        Self::start_in(directory, &[], binary()?, arguments, &netns)
+    }
+
+    fn start_in(
+        directory: Arc<TempDir>,
+        wrapper: &[&str],
+        binary: &Path,
+        arguments: &[&str],
+        netns: &Netns,
+    ) -> Result<Self> {
+        let log = File::create(directory.path().join("log"))?;
         let mut words = wrapper.iter().map(OsStr::new).chain([binary.as_os_str()]);
         let mut command = netns.command(words.next().context("the agent is a command")?);
         command
@@ -107,6 +128,8 @@ impl Agent {
             .arg(directory.path().join("limiter.toml"))
             .arg("--control-socket")
             .arg(directory.path().join("control.sock"))
+            .arg("--state")
+            .arg(directory.path().join("state"))
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

@@ -87,6 +87,7 @@ impl Host {
         fs::write(self.path("limiter.toml"), configuration)?;
         let mut command = self.netns().command(agent::binary()?);
         command.arg("run").arg("--config").arg(self.path("limiter.toml"));
+        command.arg("--state").arg(self.path("state"));
         command.arg("--control-socket").arg(self.socket());
         Ok(command)
     }
@@ -420,6 +421,7 @@ fn a_second_agent_does_not_disturb_the_first() -> Result<()> {
     // Another socket as well: at the interface.
     let mut command = host.netns().command(agent::binary()?);
     command.args(["run", "--unpinned", "--config"]).arg(host.path("limiter.toml"));
+    command.arg("--state").arg(host.path("state"));
     command.arg("--control-socket").arg(host.path("second.sock"));
     let said = refusal_beside(command.args(["--metrics-listen", "127.0.0.1:9479"]), 3)?;
     assert!(said.starts_with("edge0 already has an XDP program"), "{said}");
@@ -453,6 +455,7 @@ fn a_place_without_room_for_a_socket_is_said() -> Result<()> {
         fs::write(host.path("limiter.toml"), edge())?;
         let mut command = host.netns().command(agent::binary()?);
         command.args(["run", "--unpinned", "--config"]).arg(host.path("limiter.toml"));
+        command.arg("--state").arg(host.path("state"));
         let said = host.refusal(command.arg("--control-socket").arg(path), 3)?;
         assert!(said.contains(&path.display().to_string()), "{said}");
         assert!(said.contains("give another"), "{said}");
@@ -505,6 +508,7 @@ fn a_wrong_configuration_exits_with_1_and_says_all() -> Result<()> {
     let mut command = host.netns().command(agent::binary()?);
     command.args(["run", "--unpinned", "--config"]).arg(&name);
     command.arg("--control-socket").arg(host.socket());
+    command.arg("--state").arg(host.path("state"));
     let said = host.refusal(&mut command, 1)?;
     assert!(said.starts_with(&format!("cannot read {name}: ")), "{said}");
     Ok(())

@@ -83,6 +83,7 @@ fn tables_too_large_for_the_cgroup_are_refused_with_what_fits() -> Result<()> {
         fs::write(&file, config)?;
         let mut command = netns.command(agent::binary()?);
         command.args(["run", "--unpinned", "--config"]).arg(&file);
+        command.arg("--state").arg(directory.path().join("state"));
         command.arg("--control-socket").arg(directory.path().join("control.sock"));
         group.confine(&mut command)?;
         Ok(command)

@@ -73,6 +73,8 @@ fn a_service_manager_is_told_of_readiness_reloads_life_and_end() -> Result<()> {
         .arg(path("limiter.toml"))
         .arg("--control-socket")
         .arg(path("run/control.sock"))
+        .arg("--state")
+        .arg(path("run/state"))
         .env("NOTIFY_SOCKET", path("notify"))
         .env("WATCHDOG_USEC", "1000000")
         .stdin(Stdio::null())

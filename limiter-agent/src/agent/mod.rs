@@ -1,29 +1,44 @@
 //! The running agent: the configuration in force, what it became in the kernel, and how one
 //! becomes the next.
 
+mod apply;
 mod attach;
+mod blocks;
 mod changes;
 mod ledger;
+mod overrides;
 mod report;
 mod upkeep;
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use limiter_common::time::Nanos;
 use log::{error, info, warn};
+use tokio::time::Instant;
 
 use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
-use crate::config::{Config, Interface, LoadError, Mode, Pattern, Xdp};
+use crate::config::{Config, Interface, Mode, Pattern, Xdp};
 use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
 use crate::host::{self, Link};
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
+use crate::state::StateDir;
 use crate::status::{Reload, utc};
 
+pub use apply::{Application, Beginning, Deadline, begin};
+use apply::{Pending, Record, Text};
 use attach::Attached;
+pub use blocks::BlockOrder;
 use changes::Fixed;
 use ledger::Ledger;
+use overrides::Overrides;
+pub use overrides::{Asked, Order};
 pub(crate) use upkeep::Complaint;
+
+/// How much later than the agent the datapath goes back to what was confirmed, if there is no agent to do
+/// it.
+const UNATTENDED: Duration = Duration::from_secs(1);
 
 /// The running agent. It is attached until it is dropped.
 pub struct Agent {
@@ -32,7 +47,24 @@ pub struct Agent {
     /// When the settings in force were read.
     loaded: SystemTime,
     last_reload: Option<Reload>,
+    /// The configuration as it was written, without what outranks it.
+    file: Config,
+    /// Its text.
+    text: Text,
+    /// What commands said that outranks it.
+    overrides: Overrides,
+    /// The configuration in force: the file's and what outranks it.
     config: Config,
+    state: StateDir,
+    record: Record,
+    /// An applied configuration that waits to be confirmed.
+    pending: Option<Pending>,
+    /// How many were applied that had to be confirmed.
+    applications: u64,
+    /// Why the configuration in force is an older one than was wanted, if it is.
+    rolled_back: Option<String>,
+    /// The guarded interfaces as the host had them when they were planned last.
+    guarded: Vec<HostInterface>,
     fixed: Fixed,
     plan: Plan,
     datapath: Datapath,
@@ -56,17 +88,11 @@ pub enum Blame {
     Machine,
 }
 
-/// Reads the configuration that `args` name, with what they override.
-///
-/// # Errors
-/// Everything that is wrong with it, one line each.
-pub fn load_config(args: &RunArgs) -> Result<Config, Vec<String>> {
-    let mut config = Config::load(&args.config).map_err(|error| match error {
-        LoadError::Invalid(errors) => errors.as_slice().iter().map(ToString::to_string).collect(),
-        LoadError::Read { .. } => {
-            vec![format!("{error}; check the path, or start the agent with --config FILE")]
-        }
-    })?;
+/// Why a change was refused: whose fault it is, and each thing that is wrong.
+pub type Refused = (Blame, Vec<String>);
+
+/// The configuration with what `args` override.
+fn over_file(mut config: Config, args: &RunArgs) -> Config {
     if let Some(mode) = args.mode {
         override_mode(&mut config, mode);
     }
@@ -82,15 +108,17 @@ pub fn load_config(args: &RunArgs) -> Result<Config, Vec<String>> {
     if let Some(path) = &args.control_socket {
         config.control.clone_from(path);
     }
-    Ok(config)
+    config
 }
 
 impl Agent {
-    /// Loads the program, puts `config` in force and attaches to the interfaces.
+    /// Loads the program, puts what it begins with in force and attaches to the interfaces.
     ///
     /// # Errors
     /// [`Failure`]; whatever was attached by then is detached again.
-    pub async fn start(args: RunArgs, config: Config) -> Result<Self, Failure> {
+    pub async fn start(args: RunArgs, beginning: Beginning) -> Result<Self, Failure> {
+        let Beginning { config: file, text, overrides, record, state, rolled_back } = beginning;
+        let config = overrides.over(&file);
         let now = SystemTime::now();
         let machine = |error: String| Failure::Machine(error);
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
@@ -137,12 +165,22 @@ impl Agent {
         let attached =
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
-        let agent = Self {
+        let guarded = guarded(&plan, &links);
+        let mut agent = Self {
             args,
             started: now,
             loaded: now,
             last_reload: None,
+            file,
+            text: text.clone(),
+            overrides,
             config,
+            state,
+            record,
+            pending: None,
+            applications: 0,
+            rolled_back,
+            guarded,
             fixed,
             plan,
             datapath,
@@ -154,6 +192,15 @@ impl Agent {
             seeding,
         };
         agent.log_settings();
+        agent.overrides.announce();
+        match &agent.rolled_back {
+            None => drop(agent.settle(text)),
+            Some(why) => warn!(
+                "{why}: the last confirmed configuration is in force, not {}; `limiter-agent \
+                 reload` reads that",
+                agent.args.config.display()
+            ),
+        }
         Ok(agent)
     }
 
@@ -167,6 +214,7 @@ impl Agent {
         let blame = match outcome {
             Ok(changes) => {
                 self.loaded = now;
+                self.rolled_back = None;
                 info!("reloaded {}: {}", self.args.config.display(), changes.join("; "));
                 self.log_settings();
                 reload.changes = changes;
@@ -219,13 +267,31 @@ impl Agent {
         self.datapath.head()
     }
 
-    async fn try_reload(&mut self) -> Result<Vec<String>, (Blame, Vec<String>)> {
+    async fn try_reload(&mut self) -> Result<Vec<String>, Refused> {
+        if let Some(why) = self.waits() {
+            return Err((Blame::Request, vec![why]));
+        }
+        let text = Text::read(&self.args.config).map_err(|errors| (Blame::Request, errors))?;
+        let file = text.parse(&self.args).map_err(|errors| (Blame::Request, errors))?;
+        let changes = self.put_in_force(file, None).await?;
+        self.settle(text);
+        Ok(changes)
+    }
+
+    /// Puts a configuration in force, or leaves everything as it was. With a `deadline`, it holds until
+    /// then unless it is confirmed. Says what it changed.
+    async fn put_in_force(
+        &mut self,
+        file: Config,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<String>, Refused> {
         let request = |errors| (Blame::Request, errors);
         let machine = |error: String| (Blame::Machine, vec![error]);
         if self.stopped {
             return Err(machine("the agent is stopping".to_owned()));
         }
-        let config = load_config(&self.args).map_err(request)?;
+        self.overrides.blocks.prune(SystemTime::now());
+        let config = self.overrides.over(&file);
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
             .map_err(|error| request(vec![unplannable(&error)]))?;
@@ -237,11 +303,11 @@ impl Agent {
         let attached = attach::attach(&mut self.datapath, &news, &links, &config.file)
             .await
             .map_err(machine)?;
-        if let Err(error) = self.datapath.apply(&plan) {
+        if let Err(refused) = self.switch(&plan, deadline) {
             for it in &attached {
                 self.datapath.detach(&it.name, it.ifindex);
             }
-            return Err(machine(error.to_string()));
+            return Err(refused);
         }
         let mut changes = changes::between(&self.config, &config);
         changes.extend(attached.iter().map(|it| format!("attached to {}", it.name)));
@@ -262,9 +328,27 @@ impl Agent {
             changes.push("no changes".to_owned());
         }
         self.ledger.hand_over(&counters, &self.plan.names, &plan.names);
+        self.guarded = guarded(&plan, &links);
+        self.file = file;
         self.config = config;
         self.plan = plan;
         Ok(changes)
+    }
+
+    /// Switches to other settings of the configuration in force, which may wait to be confirmed.
+    fn switch_to(&mut self, plan: &Plan) -> Result<(), Refused> {
+        self.switch(plan, self.pending.as_ref().map(|pending| pending.deadline))
+    }
+
+    fn switch(&mut self, plan: &Plan, deadline: Option<Instant>) -> Result<(), Refused> {
+        // A little later than the agent's own, which is to come first: it knows what to say.
+        let deadline = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now()) + UNATTENDED;
+            let left = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+            Nanos(host::monotonic().0.saturating_add(left))
+        });
+        let outcome = self.datapath.apply_until(plan, deadline);
+        outcome.map_err(|error| (Blame::Machine, vec![error.to_string()]))
     }
 
     /// The interfaces that `plan` adds or that have lost the program, and the indexes of those that
@@ -330,12 +414,23 @@ fn unplannable(error: &PlanError) -> String {
 
 /// The host as a plan sees it.
 pub(crate) fn host_of(links: &[Link]) -> Host {
+    host_now(links.iter().map(interface_of).collect())
+}
+
+/// The host as a plan sees it now, with these interfaces.
+fn host_now(interfaces: Vec<HostInterface>) -> Host {
     let (monotonic, wall) = host::clocks();
-    let interfaces = links
-        .iter()
-        .map(|link| HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu })
-        .collect();
     Host { interfaces, monotonic, tick: host::tick(), wall }
+}
+
+fn interface_of(link: &Link) -> HostInterface {
+    HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu }
+}
+
+/// Those of the `links` that `plan` guards.
+fn guarded(plan: &Plan, links: &[Link]) -> Vec<HostInterface> {
+    let is_guarded = |link: &&Link| plan.interfaces.iter().any(|it| it.ifindex == link.ifindex);
+    links.iter().filter(is_guarded).map(interface_of).collect()
 }
 
 /// Whoever says `--mode observe` must be able to rely on it, so it outranks the classes' modes.

@@ -13,8 +13,8 @@ use crate::datapath::{DatapathError, LinkKind};
 use crate::host;
 use crate::memory::map_memory;
 use crate::status::{
-    Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, Status, Table, Total,
-    utc,
+    Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, Pending,
+    Status, Table, Total, utc,
 };
 use crate::telemetry::{InterfaceInfo, Snapshot};
 
@@ -50,6 +50,9 @@ impl Agent {
                 })
                 .collect(),
             mode: config.mode.as_str(),
+            mode_overridden: self.overrides.mode.is_some(),
+            pending: self.pending.is_some(),
+            rolled_back: self.rolled_back.is_some(),
             failure_policies: failure_policies(config).to_vec(),
             reload_successful: self.last_reload.as_ref().is_none_or(|reload| reload.successful),
             reload_success: self.loaded,
@@ -72,6 +75,11 @@ impl Agent {
             pid: std::process::id(),
             started: utc(self.started),
             mode: config.mode.to_string(),
+            mode_override: self.overrides.mode.as_ref().map(|it| ModeOverride {
+                mode: it.mode.to_string(),
+                since: utc(it.since),
+                by: it.by.clone(),
+            }),
             problems,
             failure_policies: failure_policies(config)
                 .map(|(event, action)| FailurePolicy {
@@ -82,7 +90,7 @@ impl Agent {
             interfaces: self.interfaces(),
             classes: classes(config),
             exemptions: exemptions(config),
-            blocks: blocks(config),
+            blocks: self.blocks(),
             tables: self
                 .capacities()
                 .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
@@ -95,11 +103,39 @@ impl Agent {
             map_memory_bytes: map_memory(self.datapath.sizes()),
             config: ConfigState {
                 path: self.args.config.display().to_string(),
+                source: self.text.file.clone(),
                 loaded: utc(self.loaded),
+                pending: self.pending.as_ref().map(|it| Pending {
+                    file: it.file.clone(),
+                    until: utc(it.until),
+                    seconds_left: it.seconds_left(),
+                }),
+                rolled_back: self.rolled_back.clone(),
                 last_reload: self.last_reload.clone(),
             },
             totals: totals(&self.datapath.counters()?),
         })
+    }
+
+    /// The file's, and those by command that are not over.
+    fn blocks(&self) -> Vec<Block> {
+        let now = SystemTime::now();
+        let of_file = self.file.blocks.iter().map(|it| Block {
+            cidr: it.cidr.to_string(),
+            expires: it.expires.map(utc),
+            active: it.expires.is_none_or(|at| now < at),
+            reason: it.reason.clone(),
+            by: None,
+        });
+        let by_command = self.overrides.blocks.iter().filter(|(_, it)| it.holds(now));
+        let by_command = by_command.map(|(cidr, it)| Block {
+            cidr: cidr.to_string(),
+            expires: it.expires.map(utc),
+            active: true,
+            reason: it.reason.clone(),
+            by: Some(it.by.clone()),
+        });
+        of_file.chain(by_command).collect()
     }
 
     fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {
@@ -198,16 +234,6 @@ fn exemptions(config: &Config) -> Vec<Exemption> {
         spoofable: it.is_spoofable(),
     });
     exemptions.collect()
-}
-
-fn blocks(config: &Config) -> Vec<Block> {
-    let now = SystemTime::now();
-    let blocks = config.blocks.iter().map(|it| Block {
-        cidr: it.cidr.to_string(),
-        expires: it.expires.map(utc),
-        active: it.expires.is_none_or(|at| now < at),
-    });
-    blocks.collect()
 }
 
 /// By action and reason, the most packets first.

@@ -1,11 +1,13 @@
 //! The agent's HTTP interface: read-only on the metrics listener, with writes on the Unix socket.
 
+mod commands;
 mod control;
 
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
+use axum::extract::connect_info::IntoMakeServiceWithConnectInfo;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -15,9 +17,10 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use crate::agent::{Agent, Blame};
+use crate::agent::Agent;
 use crate::host::{self, Link, LinksError};
 
+pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
 pub use control::{ControlError, ControlSocket};
 
 /// The agent, shared by its handlers and its signals.
@@ -66,12 +69,10 @@ pub fn readable(agent: Shared) -> Router {
 }
 
 /// What those may ask who can open the control socket.
-pub fn writable(agent: Shared) -> Router {
-    let writes = Router::new()
-        .route("/v1/reload", post(reload))
-        .route("/v1/detach", post(detach))
-        .with_state(Arc::clone(&agent));
-    readable(agent).merge(writes).layer(DefaultBodyLimit::max(LONGEST_BODY))
+pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
+    let writes = commands::routes(Arc::clone(&agent));
+    let detach = Router::new().route("/v1/detach", post(detach)).with_state(Arc::clone(&agent));
+    readable(agent).merge(writes).merge(detach).into_make_service_with_connect_info()
 }
 
 async fn metrics(State(agent): State<Shared>) -> Response {
@@ -111,23 +112,6 @@ async fn status(State(agent): State<Shared>) -> Response {
 
 fn problems(agent: &Agent, links: Result<Vec<Link>, LinksError>) -> Vec<String> {
     links.map_or_else(|error| vec![error.to_string()], |links| agent.problems(&links))
-}
-
-/// The body says nothing, but a request is acted on only once all of it has come in well.
-async fn reload(State(agent): State<Shared>, _body: Bytes) -> Response {
-    let (reload, blame) = agent.lock().await.reload().await;
-    let (code, detail) = match blame {
-        None => return Json(reload).into_response(),
-        Some(Blame::Request) => (
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "the configuration was not taken; the old settings stay",
-        ),
-        Some(Blame::Machine) => (
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the configuration could not be put in force; the old settings stay",
-        ),
-    };
-    problem(code, detail, reload.errors)
 }
 
 /// The agent ends after it, as if it had been told to.

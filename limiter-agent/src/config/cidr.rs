@@ -10,35 +10,46 @@ use super::reader::Table;
 
 /// The network of `table`; `None` only if something was noted.
 pub(super) fn read(table: &Table<'_>) -> Option<IpNet> {
-    let cure = r#"write a network such as "192.0.2.0/24" or "2001:db8::/32""#;
     let value = table.require("cidr", r#"cidr = "192.0.2.0/24""#)?;
-    let text = value.string(cure)?;
+    match parse(value.string(CURE)?) {
+        Ok(net) => Some(net),
+        Err((cause, cure)) => {
+            value.place().error(cause, cure);
+            None
+        }
+    }
+}
+
+const CURE: &str = r#"write a network such as "192.0.2.0/24" or "2001:db8::/32""#;
+
+/// The network that is written as `text`: not narrower than a source.
+///
+/// # Errors
+/// What is wrong with it, and a cure.
+pub(super) fn parse(text: &str) -> Result<IpNet, (String, String)> {
     let parsed = match text.parse::<IpAddr>() {
         Ok(address) => Some(IpNet::from(address)),
         Err(_) => text.parse().ok(),
     };
     let Some(net) = parsed else {
-        value.place().error(format!("\"{text}\" is not a network"), cure);
-        return None;
+        return Err((format!("\"{text}\" is not a network"), CURE.to_owned()));
     };
     if net.trunc() != net {
-        value.place().error(
+        return Err((
             format!("\"{text}\" has bits set beyond its length"),
             format!("write \"{}\", or the length that was meant", net.trunc()),
-        );
-        return None;
+        ));
     }
     if let IpNet::V6(net) = net
         && let Some((longest, reason)) = longest_key(net)
     {
         let wider = Ipv6Net::new(net.addr(), longest).map_or(net, |net| net.trunc());
-        value.place().error(
+        return Err((
             format!("\"{text}\" is narrower than a source: {reason}"),
             format!("write \"{wider}\""),
-        );
-        return None;
+        ));
     }
-    Some(net)
+    Ok(net)
 }
 
 /// Notes an error where a value was seen before.

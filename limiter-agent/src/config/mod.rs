@@ -24,6 +24,8 @@ mod units;
 use std::path::Path;
 use std::time::SystemTime;
 
+use ipnet::IpNet;
+
 pub use error::{ConfigErrors, Diagnostic, LoadError};
 pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
@@ -52,15 +54,30 @@ impl Config {
     /// # Errors
     /// [`LoadError`] if it cannot be read or is not valid.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let bytes = std::fs::read(path)
-            .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-        let name = path.display().to_string();
-        let text = str::from_utf8(&bytes).map_err(|error| {
-            let text = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-            Reader::new(&name, &text).not_text()
-        })?;
-        Ok(Self::parse(&name, text, SystemTime::now())?)
+        let text = read_text(path)?;
+        Ok(Self::parse(&path.display().to_string(), &text, SystemTime::now())?)
     }
+}
+
+/// The text of the file at `path`, whatever it says.
+///
+/// # Errors
+/// [`LoadError`] if it cannot be read or is not text.
+pub fn read_text(path: &Path) -> Result<String, LoadError> {
+    let bytes =
+        std::fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let text = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+        Reader::new(&path.display().to_string(), &text).not_text().into()
+    })
+}
+
+/// The network that is written as `text`, by the rules of `cidr = …`.
+///
+/// # Errors
+/// What is wrong with it and what to write, in a sentence.
+pub fn network(text: &str) -> Result<IpNet, String> {
+    cidr::parse(text).map_err(|(cause, cure)| format!("{cause}; {cure}"))
 }
 
 /// The whole file; `None` only if something was reported.

@@ -52,7 +52,11 @@ impl Head {
 
     /// The bank that the settings in force belong to.
     pub(super) fn bank(&self) -> Bank {
-        Bank::of_place(self.state().active)
+        let state = self.state();
+        match state.fallback {
+            Some((deadline, bank)) if deadline < host::monotonic() => bank,
+            _ => Bank::of_place(state.active),
+        }
     }
 
     /// Puts the settings of `bank` in force, with `lease` from now on; with a `deadline` only until

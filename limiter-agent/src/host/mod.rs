@@ -24,7 +24,7 @@ pub use links::{Link, LinksError, RealMode, links, released};
 pub use memory::available_memory;
 pub use preflight::{Unfit, preflight, requirements, unclaimed};
 pub use refusal::{Refusal, kernel_words, other_mode};
-pub use sockets::{SocketsError, peers};
+pub use sockets::{SocketsError, peers, peers_of_port};
 
 /// The two clocks, read together: expiry times are written on the wall clock and enforced on the
 /// monotonic one.
@@ -53,13 +53,19 @@ pub fn counted_tick() -> Option<Nanos> {
 /// kernel does not say: then packets that claim to come from them are not told from others.
 #[must_use]
 pub fn addresses() -> Vec<SourceAddress> {
+    let addresses = own_addresses().into_iter().map(SourceAddress::from);
+    addresses.filter(|address| !address.is_martian()).collect()
+}
+
+/// The same with loopback, as people write them.
+#[must_use]
+pub fn own_addresses() -> Vec<IpAddr> {
     let addresses = getifaddrs().into_iter().flatten().filter_map(|it| it.address);
     let addresses = addresses.filter_map(|address| {
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|address| address.ip().into()))
     });
-    let addresses = addresses.map(SourceAddress::from);
-    addresses.filter(|address| !address.is_martian()).collect()
+    addresses.collect()
 }
 
 /// `CLOCK_MONOTONIC`, the clock of `bpf_ktime_get_ns`.

@@ -1,6 +1,6 @@
 //! Open TCP connections as the kernel reports them over netlink (`sock_diag(7)`).
 
-use std::{collections::HashSet, io};
+use std::{collections::HashSet, io, net::IpAddr};
 
 use limiter_common::packet::Source;
 use netlink_packet_core::{
@@ -43,6 +43,25 @@ pub async fn peers() -> Result<HashSet<Source>, SocketsError> {
     // A busy host has a million of them.
     let listing = tokio::task::spawn_blocking(list_all).await;
     listing.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
+}
+
+/// The other ends of the established TCP connections to `port` of this host, in this network namespace.
+///
+/// # Errors
+/// [`SocketsError`] if netlink does not answer, or not in its own terms.
+pub async fn peers_of_port(port: u16) -> Result<HashSet<IpAddr>, SocketsError> {
+    let listing = tokio::task::spawn_blocking(move || {
+        let mut peers = HashSet::new();
+        for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
+            list(family, any, &mut |id| {
+                let address =
+                    (id.source_port == port).then(|| id.destination_address.to_canonical());
+                peers.extend(address);
+            })?;
+        }
+        Ok(peers)
+    });
+    listing.await.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
 }
 
 fn list_all() -> Result<HashSet<Source>, SocketsError> {

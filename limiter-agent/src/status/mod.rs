@@ -22,6 +22,8 @@ pub struct Status {
     pub started: String,
     /// `observe`, `enforce` or `bypass`.
     pub mode: String,
+    /// The command that outranks the configuration's mode; none if none does.
+    pub mode_override: Option<ModeOverride>,
     /// What keeps the agent from doing its work, as `/healthz` says it; empty if nothing.
     pub problems: Vec<String>,
     /// What happens to packets that cannot be judged.
@@ -46,6 +48,17 @@ pub struct Status {
     pub config: ConfigState,
     /// Packets since the start, by what was done and why.
     pub totals: Vec<Total>,
+}
+
+/// A mode that was asked for by a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModeOverride {
+    /// The mode.
+    pub mode: String,
+    /// Since when, UTC.
+    pub since: String,
+    /// Who asked.
+    pub by: String,
 }
 
 /// What happens on one event.
@@ -124,6 +137,10 @@ pub struct Block {
     pub expires: Option<String>,
     /// Whether that is still to come.
     pub active: bool,
+    /// Why it is there.
+    pub reason: Option<String>,
+    /// Who asked for it by a command; none if it is the configuration's.
+    pub by: Option<String>,
 }
 
 /// A bucket table.
@@ -140,10 +157,40 @@ pub struct Table {
 pub struct ConfigState {
     /// The file.
     pub path: String,
+    /// The file whose text is in force: the same unless another was applied.
+    pub source: String,
     /// When the settings in force were read, UTC.
     pub loaded: String,
+    /// That they are rolled back unless they are confirmed; none if they are for good.
+    pub pending: Option<Pending>,
+    /// Why the settings in force are older ones than were wanted; none if they are not.
+    pub rolled_back: Option<String>,
     /// The last attempt to read it again; none if there was none.
     pub last_reload: Option<Reload>,
+}
+
+/// An applied configuration that waits to be confirmed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    /// The file's name.
+    pub file: String,
+    /// When it is rolled back, UTC.
+    pub until: String,
+    /// How long that is.
+    pub seconds_left: u64,
+}
+
+/// What a command did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// When, UTC.
+    pub at: String,
+    /// What changed, briefly.
+    pub changes: Vec<String>,
+    /// What somebody should know about it.
+    pub warnings: Vec<String>,
+    /// When it is taken back unless it is confirmed, UTC; none if it is for good.
+    pub confirm_by: Option<String>,
 }
 
 /// One attempt to read the configuration again.

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{Block, Class, ConfigState, Exemption, Interface, Limit, Status, Table, Total};
+use super::{
+    Block, Class, ConfigState, Exemption, Interface, Limit, ModeOverride, Pending, Status, Table,
+    Total,
+};
 
 impl fmt::Display for Status {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -13,6 +16,9 @@ impl fmt::Display for Status {
             day(&self.started)
         )?;
         writeln!(out, "mode:     {mode} ({})", meaning(mode))?;
+        if let Some(ModeOverride { since, by, .. }) = &self.mode_override {
+            writeln!(out, "          by command since {} ({by})", day(since))?;
+        }
         self.problems.iter().try_for_each(|problem| writeln!(out, "problem:  {problem}"))?;
         let policies: Vec<_> = self
             .failure_policies
@@ -44,6 +50,16 @@ fn meaning(mode: &str) -> &'static str {
 
 fn config(out: &mut fmt::Formatter<'_>, config: &ConfigState) -> fmt::Result {
     writeln!(out, "config:   {}, read {}", config.path, day(&config.loaded))?;
+    if config.source != config.path {
+        writeln!(out, "          in force is {}", config.source)?;
+    }
+    if let Some(Pending { file, until, seconds_left }) = &config.pending {
+        writeln!(out, "          NOT CONFIRMED: {file};")?;
+        writeln!(out, "          rolled back at {}, in {seconds_left} s", day(until))?;
+    }
+    if let Some(why) = &config.rolled_back {
+        writeln!(out, "          ROLLED BACK: {why}")?;
+    }
     let Some(reload) = &config.last_reload else { return Ok(()) };
     if reload.successful {
         return Ok(());
@@ -112,10 +128,12 @@ fn exemptions(out: &mut fmt::Formatter<'_>, exemptions: &[Exemption]) -> fmt::Re
 }
 
 fn blocks(out: &mut fmt::Formatter<'_>, blocks: &[Block]) -> fmt::Result {
-    let mut grid = Grid::new(&["BLOCKED", "STATE", "EXPIRES"]);
+    let mut grid = Grid::new(&["BLOCKED", "STATE", "EXPIRES", "BY", "REASON"]);
     for it in blocks {
         let state = if it.active { "active" } else { "expired" };
-        grid.row([&*it.cidr, state, &expiry(it.expires.as_deref())]);
+        let (by, reason) = (it.by.as_deref(), it.reason.as_deref());
+        let (by, reason) = (by.unwrap_or("the file"), reason.unwrap_or_default());
+        grid.row([&*it.cidr, state, &expiry(it.expires.as_deref()), by, reason]);
     }
     grid.write(out)
 }
@@ -220,6 +238,11 @@ mod tests {
             pid: 4242,
             started: "2026-11-30T15:00:00Z".into(),
             mode: "observe".into(),
+            mode_override: Some(ModeOverride {
+                mode: "observe".into(),
+                since: "2026-11-30T15:30:00Z".into(),
+                by: "uid 0, pid 99".into(),
+            }),
             problems: vec!["eth1 is gone".into()],
             failure_policies: vec![
                 FailurePolicy { event: "malformed".into(), action: "drop".into() },
@@ -263,6 +286,8 @@ mod tests {
                 cidr: "198.51.100.0/24".into(),
                 expires: Some("2027-01-01T00:00:00Z".into()),
                 active: true,
+                reason: Some("scans".into()),
+                by: Some("uid 0".into()),
             }],
             tables: vec![
                 Table { family: "ipv4".into(), capacity: 1_000_000 },
@@ -273,7 +298,14 @@ mod tests {
             map_memory_bytes: 200 << 20,
             config: ConfigState {
                 path: "/etc/limiter/limiter.toml".into(),
+                source: "new.toml".into(),
                 loaded: "2026-11-30T15:00:00Z".into(),
+                pending: Some(Pending {
+                    file: "new.toml".into(),
+                    until: "2026-11-30T15:01:00Z".into(),
+                    seconds_left: 59,
+                }),
+                rolled_back: None,
                 last_reload: Some(Reload {
                     at: "2026-11-30T16:00:00Z".into(),
                     successful: false,
@@ -295,9 +327,13 @@ mod tests {
         let expected = "\
 limiter-agent 0.1.0 (ABI 1), pid 4242, since 2026-11-30 15:00:00 UTC
 mode:     observe (nothing is dropped, only counted as would_drop)
+          by command since 2026-11-30 15:30:00 UTC (uid 0, pid 99)
 problem:  eth1 is gone
 faults:   malformed drop, table full pass
 config:   /etc/limiter/limiter.toml, read 2026-11-30 15:00:00 UTC
+          in force is new.toml
+          NOT CONFIRMED: new.toml;
+          rolled back at 2026-11-30 15:01:00 UTC, in 59 s
           RELOAD FAILED at 2026-11-30 16:00:00 UTC; the old settings stay:
           limiter.toml:3:1: bad; better
 tables:   1,000,000 ipv4 sources, 1,000,000 ipv6 sources; maps take 200.0 MiB
@@ -314,8 +350,8 @@ rest   observe      0.017      1        -        -      -
 EXEMPT      INTERFACE       EXPIRES  OWNER
 10.0.0.0/8  any, SPOOFABLE  never    platform
 
-BLOCKED          STATE   EXPIRES
-198.51.100.0/24  active  2027-01-01 00:00:00 UTC
+BLOCKED          STATE   EXPIRES                  BY     REASON
+198.51.100.0/24  active  2027-01-01 00:00:00 UTC  uid 0  scans
 
 ACTION      REASON         PACKETS           BYTES
 would_drop  packet_rate  1,234,567  98,765,432,100

@@ -33,6 +33,12 @@ pub struct Snapshot {
     pub interfaces: Vec<InterfaceInfo>,
     /// The global mode.
     pub mode: &'static str,
+    /// Whether a command, and not the configuration, says so.
+    pub mode_overridden: bool,
+    /// Whether an applied configuration waits to be confirmed.
+    pub pending: bool,
+    /// Whether the settings in force are older ones than were wanted.
+    pub rolled_back: bool,
     /// Event and action of each failure policy.
     pub failure_policies: Vec<(&'static str, &'static str)>,
     /// Whether the last reload (or the start) succeeded.
@@ -41,7 +47,7 @@ pub struct Snapshot {
     pub reload_success: SystemTime,
     /// `[[exempt]]` entries that hold now.
     pub exemptions: usize,
-    /// `[[block]]` entries that hold now.
+    /// Blocks that hold now, of the configuration and by command.
     pub blocks: usize,
     /// The agent's version.
     pub version: &'static str,
@@ -173,6 +179,15 @@ impl Snapshot {
         for it in MODES {
             mode.sample(&[("mode", it.to_owned())], flag(it == self.mode));
         }
+        let help = "Whether a command outranks the mode of the configuration.";
+        out.family("limiter_mode_overridden", help, Kind::Gauge)
+            .sample(&[], flag(self.mode_overridden));
+        let help = "Whether an applied configuration waits to be confirmed.";
+        out.family("limiter_config_pending", help, Kind::Gauge).sample(&[], flag(self.pending));
+        let help = "Whether the last confirmed configuration is in force instead of a later one that \
+                    was not confirmed.";
+        out.family("limiter_config_rolled_back", help, Kind::Gauge)
+            .sample(&[], flag(self.rolled_back));
         let help = "What happens to packets that cannot be judged.";
         let mut policy = out.family("limiter_failure_policy", help, Kind::Gauge);
         for (event, action) in &self.failure_policies {
@@ -235,6 +250,9 @@ mod tests {
                 driver: "veth".into(),
             }],
             mode: "enforce",
+            mode_overridden: true,
+            pending: false,
+            rolled_back: true,
             failure_policies: vec![("malformed", "drop"), ("table_full", "pass")],
             reload_successful: false,
             reload_success: SystemTime::UNIX_EPOCH + Duration::from_hours(500_000),
@@ -260,6 +278,9 @@ mod tests {
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
             r#"limiter_mode{mode="observe"} 0"#,
             r#"limiter_mode{mode="enforce"} 1"#,
+            "limiter_mode_overridden 1",
+            "limiter_config_pending 0",
+            "limiter_config_rolled_back 1",
             r#"limiter_failure_policy{event="table_full",action="pass"} 1"#,
             "limiter_config_last_reload_successful 0",
             "limiter_config_last_reload_success_timestamp_seconds 1800000000",
