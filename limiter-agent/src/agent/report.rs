@@ -49,6 +49,9 @@ impl Agent {
                     driver: it.driver.clone(),
                 })
                 .collect(),
+            // The driver may take its time, so it is asked without the agent's lock.
+            discards: Vec::new(),
+            samples: self.datapath.sample_count()?,
             mode: config.mode.as_str(),
             failure_policies: failure_policies(config).to_vec(),
             reload_successful: self.last_reload.as_ref().is_none_or(|reload| reload.successful),

@@ -8,9 +8,16 @@ mod clock;
 mod error;
 mod handshakes;
 mod link;
+mod samples;
 mod shared;
 
-use std::{collections::HashSet, fs::File, io, io::Read as _, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::HashSet,
+    fs::File,
+    io,
+    io::Read as _,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -21,7 +28,7 @@ use limiter_common::{
     Family, Outcome,
     abi::{
         BudgetCell, Count, CounterShape, MAX_INTERFACES, MAX_OWN_ADDRESSES, OwnAddress, PROGRAM,
-        Slot, SourceAddress, global, map,
+        SampleCount, Slot, SourceAddress, global, map,
     },
     bucket,
     decide::reach,
@@ -31,11 +38,14 @@ use limiter_common::{
     time::{Nanos, Tick},
 };
 
+use tokio::sync::Mutex;
+
 use self::{banks::Banks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
     handshakes::{HandshakesError, cgroup},
     link::{Attachment, LinkKind, foreign_program},
+    samples::{Samples, Watch},
     shared::Tracked,
 };
 use crate::{
@@ -56,6 +66,7 @@ pub struct Datapath {
     banks: Banks,
     shared: SharedMaps,
     own: HashSet<OwnAddress>,
+    samples: Arc<Mutex<Samples>>,
 }
 
 impl Datapath {
@@ -99,8 +110,9 @@ impl Datapath {
         let shared = SharedMaps::new(&ebpf, key)?;
         let mut banks = Banks::default();
         banks.install(&mut ebpf, &sizes, plan)?;
+        let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
         let (links, own) = (Links::default(), HashSet::new());
-        Ok(Self { links, handshakes: None, ebpf, sizes, banks, shared, own })
+        Ok(Self { links, handshakes: None, ebpf, sizes, banks, shared, own, samples })
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
@@ -239,6 +251,28 @@ impl Datapath {
             Ok((family, values.iter().sum()))
         };
         Ok([read(Family::Ipv4)?, read(Family::Ipv6)?])
+    }
+
+    /// The samples of dropped packets, which one at a time can watch.
+    #[must_use]
+    pub fn samples(&self) -> Arc<Mutex<Samples>> {
+        Arc::clone(&self.samples)
+    }
+
+    /// What came of sampling since the start, on all CPUs together.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
+        let cells = self.per_cpu::<SampleCount>(map::SAMPLE_COUNT)?;
+        let failed = |error| DatapathError::map(map::SAMPLE_COUNT, error);
+        let values = cells.get(&0, 0).map_err(failed)?;
+        Ok(values.iter().fold(SampleCount::default(), |sum, count| SampleCount {
+            offered: sum.offered + count.offered,
+            written: sum.written + count.written,
+            lost: sum.lost + count.lost,
+            since: sum.since + count.since,
+        }))
     }
 
     /// Forwards the program's rare log lines to the `log` crate, on a task of the current tokio

@@ -8,6 +8,7 @@ mod bucket;
 mod counter;
 mod pod;
 mod policy;
+mod sample;
 mod settings;
 
 pub use bucket::{
@@ -18,12 +19,15 @@ pub use counter::{Count, CounterShape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
+pub use sample::{
+    SAMPLE_BYTES, SAMPLE_RING, Sample, SampleCount, SampledOutcome, Sampling,
+};
 pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
@@ -73,6 +77,14 @@ pub mod map {
     pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).
     pub const COUNTERS: &str = "COUNTERS";
+    /// Array of one [`Sampling`](super::Sampling): which drops are sampled.
+    pub const SAMPLING: &str = "SAMPLING";
+    /// Array of one `u64`: the theoretical arrival time of the budget for samples.
+    pub const SAMPLE_TAT: &str = "SAMPLE_TAT";
+    /// Ring buffer of [`Sample`](super::Sample).
+    pub const SAMPLES: &str = "SAMPLES";
+    /// Per-CPU array of one [`SampleCount`](super::SampleCount).
+    pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
 }
 
 /// Constants that the agent patches into the object before it loads it.

@@ -5,7 +5,10 @@
     reason = "aya::Pod is an unsafe marker trait; this file is the only place for it"
 )]
 
-use super::{Budget, Count, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, Settings};
+use super::{
+    Budget, Count, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, SampleCount, Sampling,
+    Settings,
+};
 use crate::units::Limits;
 
 macro_rules! pod {
@@ -16,4 +19,7 @@ macro_rules! pod {
     )*};
 }
 
-pod!(Budget, Count, Limits, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, Settings);
+pod!(
+    Budget, Count, Limits, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, SampleCount,
+    Sampling, Settings
+);
