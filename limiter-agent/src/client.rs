@@ -57,9 +57,9 @@ pub fn reload(args: &ClientArgs) -> Result<(), Failure> {
 }
 
 /// The agent's answer.
-struct Answer {
-    code: StatusCode,
-    body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) code: StatusCode,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
@@ -72,7 +72,7 @@ impl Answer {
     }
 
     /// What a problem document says, for people.
-    fn refusal(&self) -> Failure {
+    pub(crate) fn refusal(&self) -> Failure {
         let text = match self.read::<Problem>() {
             Ok(problem) => {
                 let mut lines = vec![problem.detail];
@@ -104,10 +104,13 @@ fn ask(socket: &Path, method: Method, path: &str) -> Result<Answer, Failure> {
         .build()
         .context("cannot start the runtime")
         .and_then(|runtime| runtime.block_on(exchange));
-    answer.map_err(|error| {
-        let (socket, cure) = (socket.display(), cure(&error));
-        Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
-    })
+    answer.map_err(|error| unanswered(socket, &error))
+}
+
+/// Nobody answers on the socket.
+pub(crate) fn unanswered(socket: &Path, error: &anyhow::Error) -> Failure {
+    let (socket, cure) = (socket.display(), cure(error));
+    Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
 }
 
 fn cure(error: &anyhow::Error) -> &'static str {

@@ -27,6 +27,7 @@ use nix::{
     sched::{CloneFlags, unshare},
     sys::{
         prctl::set_pdeathsig,
+        resource::{Resource, setrlimit},
         signal::{Signal, kill},
     },
     unistd::Pid,
@@ -326,6 +327,36 @@ fn a_driver_without_native_xdp_is_refused_and_the_first_interface_let_go() -> Re
 }
 
 #[test]
+fn a_device_with_generic_xdp_only_is_refused_and_taken_in_generic_mode() -> Result<()> {
+    let host = Host::new()?;
+    host.netns().ip(&["link", "add", "soft0", "type", "bridge"])?;
+    host.netns().ip(&["link", "set", "dev", "soft0", "up"])?;
+    let said = host.refusal(&mut host.run(&guarding(&[("soft0", "native")]))?, 3)?;
+    assert!(
+        said.starts_with("native XDP on soft0 refused by driver bridge (EOPNOTSUPP): "),
+        "{said}"
+    );
+    assert!(said.contains("set xdp = \"generic\" (slower) or \"auto\""), "{said}");
+    for xdp in ["generic", "auto"] {
+        let daemon = host.start(&guarding(&[("soft0", xdp)]))?;
+        assert_eq!(host.status()?["interfaces"][0]["mode"], "generic", "{xdp}");
+        daemon.stop()?;
+    }
+    host.assert_clean()
+}
+
+/// Kernels from 5.11 on account maps to the memory cgroup.
+#[test]
+fn no_memory_to_lock_is_in_nobodys_way() -> Result<()> {
+    let host = Host::new()?;
+    let mut command = host.run(&edge())?;
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_MEMLOCK, 0, 0)?)) };
+    Daemon::start(&host, &mut command)?.stop()?;
+    host.assert_clean()
+}
+
+#[test]
 fn too_few_queues_are_refused_and_auto_falls_back() -> Result<()> {
     let host = Host::new()?;
     // veth wants a receive queue for each transmit queue of its peer.
@@ -380,7 +411,7 @@ fn too_few_queues_are_refused_and_auto_falls_back() -> Result<()> {
 #[test]
 fn no_mtu_of_veth_is_too_large() -> Result<()> {
     let host = Host::new()?;
-    for mtu in ["68", "3520", "9000", "65535"] {
+    for mtu in ["68", "3520", "8901", "9000", "65535"] {
         for xdp in ["native", "generic"] {
             host.netns().ip(&["link", "set", "dev", "edge0", "mtu", mtu])?;
             host.peer.netns.ip(&["link", "set", "dev", "peer0", "mtu", mtu])?;

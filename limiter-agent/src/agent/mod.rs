@@ -291,7 +291,12 @@ pub(crate) fn host_of(links: &[Link]) -> Host {
     let (monotonic, wall) = host::clocks();
     let interfaces = links
         .iter()
-        .map(|link| HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu })
+        .map(|link| HostInterface {
+            name: link.name.clone(),
+            ifindex: link.ifindex,
+            mtu: link.mtu,
+            bond: link.bond,
+        })
         .collect();
     Host { interfaces, monotonic, tick: host::tick(), wall }
 }

@@ -1,17 +1,20 @@
 //! The agent's state for `status` and for metrics.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
-use limiter_common::abi::{ABI_VERSION, ClassId, Count};
+use limiter_common::abi::{ABI_VERSION, ClassId, Count, SampleCount};
 use limiter_common::time::Tick;
+use tokio::sync::Mutex;
 
 use super::Agent;
 use crate::config::{self, Budget, Config, FaultAction, Mode};
-use crate::datapath::{DatapathError, LinkKind};
+use crate::datapath::{DatapathError, LinkKind, Samples};
 use crate::host;
 use crate::memory::map_memory;
+use crate::plan::Names;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, Status, Table, Total,
     utc,
@@ -103,6 +106,32 @@ impl Agent {
             },
             totals: totals(&self.datapath.counters()?),
         })
+    }
+
+    /// The numbers of classes and interfaces.
+    #[must_use]
+    pub fn names(&self) -> &Names {
+        &self.plan.names
+    }
+
+    /// The samples of dropped packets.
+    #[must_use]
+    pub fn samples(&self) -> Arc<Mutex<Samples>> {
+        self.datapath.samples()
+    }
+
+    /// What came of sampling since the start.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
+        self.datapath.sample_count()
+    }
+
+    /// Whether the agent has been told to stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {

@@ -1,5 +1,6 @@
 //! The agent's HTTP interface: read-only on the metrics listener, with writes on the Unix socket.
 
+mod capture;
 mod control;
 
 use std::sync::Arc;
@@ -9,13 +10,14 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use crate::agent::{Agent, Blame};
-use crate::host::{self, Link, LinksError};
+use crate::host::{self, Discards, Link, LinksError};
 
+pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use control::{ControlError, ControlSocket};
 
 /// The agent, shared by its handlers and its signals.
@@ -50,7 +52,7 @@ struct Health {
 /// What anybody who reaches the metrics listener may ask.
 pub fn readable(agent: Shared) -> Router {
     Router::new()
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
         .with_state(agent)
@@ -58,12 +60,22 @@ pub fn readable(agent: Shared) -> Router {
 
 /// What those may ask who can open the control socket.
 pub fn writable(agent: Shared) -> Router {
-    let writes = Router::new().route("/v1/reload", post(reload)).with_state(Arc::clone(&agent));
+    let writes = Router::new()
+        .route("/v1/reload", post(reload))
+        .route("/v1/capture", post(capture::capture))
+        .with_state(Arc::clone(&agent));
     readable(agent).merge(writes).layer(DefaultBodyLimit::max(LONGEST_BODY))
 }
 
-async fn metrics(State(agent): State<Shared>) -> Response {
-    let snapshot = agent.lock().await.snapshot();
+async fn metrics(
+    State(agent): State<Shared>,
+    Extension(discards): Extension<Arc<Discards>>,
+) -> Response {
+    let mut snapshot = agent.lock().await.snapshot();
+    if let Ok(snapshot) = &mut snapshot {
+        let names: Vec<_> = snapshot.interfaces.iter().map(|it| it.interface.clone()).collect();
+        snapshot.discards = discards.read(&names).await;
+    }
     let text = snapshot.map_err(|error| error.to_string()).and_then(|snapshot| {
         snapshot.encode().map_err(|error| format!("cannot encode metrics: {error}"))
     });

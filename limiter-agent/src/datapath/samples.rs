@@ -114,7 +114,9 @@ impl Drop for Watch {
 }
 
 fn ready(ring: &RingBuf<MapData>) -> io::Result<AsyncFd<OwnedFd>> {
-    AsyncFd::new(ring.as_fd().try_clone_to_owned()?)
+    let descriptor = ring.as_fd().try_clone_to_owned()?;
+    // SAFETY: what is registered owns its descriptor and closes it when it is dropped, not before.
+    unsafe { AsyncFd::register(descriptor) }.map_err(Into::into)
 }
 
 /// The sample in an item of the ring; none if it is too short for one.

@@ -95,9 +95,9 @@ impl Discards {
             let reading = readings.entry(name.clone()).or_default();
             let ask = name.clone();
             // On a thread of its own: the kernel waits inside of the call until the driver has answered.
-            reading.running.get_or_insert_with(|| {
-                tokio::task::spawn_blocking(move || counters(&ask))
-            });
+            reading
+                .running
+                .get_or_insert_with(|| tokio::task::spawn_blocking(move || counters(&ask)));
         }
         let until = Instant::now() + PATIENCE;
         let mut discards = Vec::new();

@@ -24,7 +24,7 @@ pub use driver::{Offloads, driver, offloads, receive_queues};
 pub use features::{XdpFeatures, xdp_features};
 pub use links::{Link, LinksError, RealMode, links};
 pub use memory::available_memory;
-pub use preflight::{Unfit, preflight, requirements, unclaimed};
+pub use preflight::{Unfit, memlock, preflight, requirements, sees_programs, unclaimed};
 pub use refusal::{Refusal, kernel_words, other_mode};
 pub use sockets::{SocketsError, peers};
 

@@ -19,9 +19,7 @@ pub use counter::{Count, CounterShape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
-pub use sample::{
-    SAMPLE_BYTES, SAMPLE_RING, Sample, SampleCount, SampledOutcome, Sampling,
-};
+pub use sample::{SAMPLE_BYTES, SAMPLE_RING, Sample, SampleCount, SampledOutcome, Sampling};
 pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
 };

@@ -20,6 +20,16 @@ macro_rules! pod {
 }
 
 pod!(
-    Budget, Count, Limits, LineV4, LineV6, OwnAddress, Policy, PolicyId, PrefixKey, SampleCount,
-    Sampling, Settings
+    Budget,
+    Count,
+    Limits,
+    LineV4,
+    LineV6,
+    OwnAddress,
+    Policy,
+    PolicyId,
+    PrefixKey,
+    SampleCount,
+    Sampling,
+    Settings
 );

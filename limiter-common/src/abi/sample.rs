@@ -32,13 +32,8 @@ pub struct Sampling {
 
 impl Sampling {
     /// None.
-    pub const OFF: Self = Self {
-        until: Nanos(0),
-        budget: PacketLimit::NONE,
-        classes: [0; 2],
-        slots: 0,
-        reasons: 0,
-    };
+    pub const OFF: Self =
+        Self { until: Nanos(0), budget: PacketLimit::NONE, classes: [0; 2], slots: 0, reasons: 0 };
 
     /// Every drop, within `budget`.
     #[must_use]
