@@ -234,7 +234,7 @@ fn nothing_is_written_unless_somebody_watches() -> Result<()> {
     flood()?;
     assert!(samples(&agent)?.abs() < 0.5);
 
-    let mut capture = edge.capture(&agent, &["--rate", "1000/s"])?;
+    let capture = edge.capture(&agent, &["--rate", "1000/s"])?;
     thread::sleep(BEGINNING);
     flood()?;
     let watched = samples(&agent)?;

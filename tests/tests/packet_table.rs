@@ -510,7 +510,7 @@ fn kernel_and_host_agree_on_random_frames() -> Result<()> {
 #[test]
 fn drops_are_sampled_while_somebody_watches() -> Result<()> {
     let mut bench = Bench::new(CONFIG, &[("wan0", Bench::IFINDEX), ("lan0", 900)])?;
-    let frames = [udp(v4(1), 9, 9, 18), udp(v6(2), 9, 9, 700), udp(v4(3), 9, 9, 8900)];
+    let frames = [udp(v4(1), 9, 9, 20), udp(v6(2), 9, 9, 700), udp(v4(3), 9, 9, 8900)];
     let blocked = udp(addr("198.51.100.9"), 9, 9, 100);
     // Nobody watches yet.
     bench.compare(&blocked)?;

@@ -3,6 +3,7 @@
 mod output;
 mod pcapng;
 
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ pub fn capture(args: &CaptureArgs) -> Result<(), Failure> {
         .build()
         .map_err(|error| Failure::Machine(format!("cannot start the runtime: {error}")))?;
     let summary = runtime.block_on(run(args))?;
-    eprintln!("{}", summary.text());
+    summary.say();
     Ok(())
 }
 
@@ -50,6 +51,11 @@ struct Summary {
 }
 
 impl Summary {
+    /// On standard error, which may be closed.
+    fn say(self) {
+        let _ = writeln!(io::stderr(), "{}", self.text());
+    }
+
     fn text(self) -> String {
         let Self { written, totals: Totals { dropped, lost, .. } } = self;
         let mut text =
@@ -88,7 +94,7 @@ async fn run(args: &CaptureArgs) -> Result<Summary, Failure> {
         match line {
             None => {
                 output.finish()?;
-                eprintln!("{}", summary.text());
+                summary.say();
                 return Err(Failure::Machine("the agent has stopped".to_owned()));
             }
             Some(Line::Totals(totals)) => {

@@ -8,11 +8,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::mem::take;
+use std::thread;
 use std::time::Duration;
 
 use tokio::runtime;
-use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
+use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::Link;
@@ -74,7 +75,7 @@ pub struct Discards(Mutex<HashMap<String, Reading>>);
 struct Reading {
     last: BTreeMap<String, u64>,
     /// A reading that goes on.
-    running: Option<JoinHandle<BTreeMap<String, u64>>>,
+    running: Option<oneshot::Receiver<BTreeMap<String, u64>>>,
 }
 
 impl Discards {
@@ -94,10 +95,7 @@ impl Discards {
         for name in interfaces {
             let reading = readings.entry(name.clone()).or_default();
             let ask = name.clone();
-            // On a thread of its own: the kernel waits inside of the call until the driver has answered.
-            reading
-                .running
-                .get_or_insert_with(|| tokio::task::spawn_blocking(move || counters(&ask)));
+            reading.running.get_or_insert_with(|| in_thread(move || counters(&ask)));
         }
         let until = Instant::now() + PATIENCE;
         let mut discards = Vec::new();
@@ -106,7 +104,7 @@ impl Discards {
             if let Some(running) = &mut reading.running
                 && let Ok(answer) = timeout_at(until, running).await
             {
-                reading.last = answer.unwrap_or_default();
+                reading.last = answer.unwrap_or(take(&mut reading.last));
                 reading.running = None;
             }
             discards.extend(reading.last.iter().map(|(counter, value)| Discard {
@@ -117,6 +115,15 @@ impl Discards {
         }
         discards
     }
+}
+
+/// Works on a thread of its own: the kernel waits inside of the call until the driver has answered. It is
+/// none of the runtime's, whose end would wait for it.
+fn in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> oneshot::Receiver<T> {
+    let (sender, receiver) = oneshot::channel();
+    // Nobody may be waiting any more, and without a thread there is no answer.
+    let _ = thread::Builder::new().spawn(move || drop(sender.send(work())));
+    receiver
 }
 
 /// All counters of the interface that [`NAMES`] has, and the kernel's own.
@@ -167,8 +174,6 @@ fn link(name: &str) -> io::Result<Option<Link>> {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::*;
 
     #[test]
