@@ -290,12 +290,11 @@ fn bits<'a>(
     let known: Vec<_> = known.collect();
     let mut bits = 0;
     for name in asked {
-        match known.iter().find(|(it, _)| it == name) {
-            Some((_, number)) => bits |= 1_u128.checked_shl(*number).unwrap_or(0),
-            None => {
-                let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-                errors.push(format!("no {what} {name:?}; there are {}", names.join(", ")));
-            }
+        if let Some((_, number)) = known.iter().find(|(it, _)| it == name) {
+            bits |= 1_u128.checked_shl(*number).unwrap_or(0);
+        } else {
+            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+            errors.push(format!("no {what} {name:?}; there are {}", names.join(", ")));
         }
     }
     Some(bits)

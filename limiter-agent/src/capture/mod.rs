@@ -61,7 +61,7 @@ impl Summary {
         let mut text =
             format!("{written} packets captured of {dropped} that were, or would be, dropped");
         if lost > 0 {
-            text += &format!("; {lost} more were lost on the way: ask for a lower --rate");
+            text = format!("{text}; {lost} more were lost on the way: ask for a lower --rate");
         }
         text
     }

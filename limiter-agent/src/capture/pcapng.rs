@@ -81,10 +81,7 @@ fn since_epoch(time: &str) -> Duration {
 }
 
 fn io_error(error: PcapError) -> io::Error {
-    match error {
-        PcapError::IoError(error) => error,
-        other => io::Error::other(other),
-    }
+    if let PcapError::IoError(error) = error { error } else { io::Error::other(error) }
 }
 
 #[cfg(test)]
@@ -106,6 +103,7 @@ mod tests {
         let mut reader = PcapNgReader::new(&file[..]).expect("is of the format");
         let (mut names, mut packets) = (Vec::new(), Vec::new());
         while let Some(block) = reader.next_block() {
+            #[expect(clippy::wildcard_enum_match_arm, reason = "no other is written")]
             match block.expect("is of the format").into_owned() {
                 Block::InterfaceDescription(it) => names.push(it.options[0].clone()),
                 Block::EnhancedPacket(it) => packets.push(it),

@@ -354,7 +354,7 @@ mod tests {
     fn merged_packets_are_warned_of_where_the_program_sees_them() {
         let links = [link("eth0", 2)];
         let of = |xdp, merges_behind, merges_in_hardware| {
-            let offloads = Offloads { merges_behind, merges_in_hardware, ..Offloads::default() };
+            let offloads = Offloads { merges_in_hardware, merges_behind, ..Offloads::default() };
             gro(&seen(&links, xdp, Some(ALL)), offloads).status
         };
         assert_eq!(of(Xdp::Native, true, false), Status::Ok);

@@ -18,6 +18,7 @@ pub fn driver(name: &str) -> Option<String> {
 
 /// What the NIC does to packets before XDP sees them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an offload of its own, on or off")]
 pub struct Offloads {
     /// It merges TCP segments (LRO).
     pub merges: bool,
