@@ -27,7 +27,6 @@ use nix::{
     sched::{CloneFlags, unshare},
     sys::{
         prctl::set_pdeathsig,
-        resource::{Resource, setrlimit},
         signal::{Signal, kill},
     },
     unistd::Pid,
@@ -324,36 +323,6 @@ fn a_driver_without_native_xdp_is_refused_and_the_first_interface_let_go() -> Re
     assert!(said.starts_with("native XDP on lo refused (EOPNOTSUPP): "), "{said}");
     assert!(said.contains("set xdp = \"generic\" (slower) or \"auto\""), "{said}");
     Ok(())
-}
-
-#[test]
-fn a_device_with_generic_xdp_only_is_refused_and_taken_in_generic_mode() -> Result<()> {
-    let host = Host::new()?;
-    host.netns().ip(&["link", "add", "soft0", "type", "bridge"])?;
-    host.netns().ip(&["link", "set", "dev", "soft0", "up"])?;
-    let said = host.refusal(&mut host.run(&guarding(&[("soft0", "native")]))?, 3)?;
-    assert!(
-        said.starts_with("native XDP on soft0 refused by driver bridge (EOPNOTSUPP): "),
-        "{said}"
-    );
-    assert!(said.contains("set xdp = \"generic\" (slower) or \"auto\""), "{said}");
-    for xdp in ["generic", "auto"] {
-        let daemon = host.start(&guarding(&[("soft0", xdp)]))?;
-        assert_eq!(host.status()?["interfaces"][0]["mode"], "generic", "{xdp}");
-        daemon.stop()?;
-    }
-    host.assert_clean()
-}
-
-/// Kernels from 5.11 on account maps to the memory cgroup.
-#[test]
-fn no_memory_to_lock_is_in_nobodys_way() -> Result<()> {
-    let host = Host::new()?;
-    let mut command = host.run(&edge())?;
-    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
-    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_MEMLOCK, 0, 0)?)) };
-    Daemon::start(&host, &mut command)?.stop()?;
-    host.assert_clean()
 }
 
 #[test]

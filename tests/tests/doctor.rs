@@ -176,6 +176,28 @@ fn a_foreign_program_fails_and_our_own_does_not() -> Result<()> {
     Ok(())
 }
 
+/// What `doctor` fails, `run` refuses.
+#[test]
+fn a_device_with_generic_xdp_only_is_refused_and_taken_in_generic_mode() -> Result<()> {
+    let host = Host::new(2)?;
+    let netns = &host.edge.netns;
+    netns.ip(&["link", "add", "soft0", "type", SOFT])?;
+    netns.ip(&["link", "set", "dev", "soft0", "up"])?;
+    let Err(refusal) = Agent::start(netns, &guarding("soft0", 1024)) else {
+        panic!("the kernel takes it")
+    };
+    let said = format!("{refusal:#}");
+    assert!(said.contains("native XDP on soft0 refused by driver bridge (EOPNOTSUPP): "), "{said}");
+    assert!(said.contains("set xdp = \"generic\" (slower) or \"auto\""), "{said}");
+    for xdp in ["generic", "auto"] {
+        let agent = Agent::start(netns, &guarding(&format!("soft0\"\nxdp = \"{xdp}"), 1024))?;
+        let labels = [("interface", "soft0"), ("mode", "generic"), ("driver", SOFT)];
+        assert!((agent.metrics()?.sum("limiter_interface_info", &labels) - 1.0).abs() < 0.5);
+        agent.terminate()?;
+    }
+    Ok(())
+}
+
 /// Without the right to read names, it does not take an agent's program for a stranger's.
 #[test]
 fn what_it_may_not_see_is_said_and_not_guessed() -> Result<()> {
@@ -207,6 +229,13 @@ fn a_small_memlock_is_said_to_be_no_trouble() -> Result<()> {
             .is_some_and(|it| it.starts_with("65536 bytes; it does not matter")),
         "{check}"
     );
+    // Nor does it to `run`.
+    let agent = Agent::start_under(
+        &["prlimit", "--memlock=0"],
+        &host.edge.netns,
+        &guarding("edge0", 1024),
+    )?;
+    agent.terminate()?;
     Ok(())
 }
 
