@@ -108,7 +108,7 @@ pub(crate) fn sizes(config: &Config) -> Result<Option<MapSizes>, PlanError> {
     let patterns = config.interfaces.iter().map(|interface| &interface.name).chain(bound);
     let interfaces = patterns.zip(1..).map(|(pattern, ifindex)| {
         let name = pattern.as_str().replace(['*', '?'], "0");
-        HostInterface { name, ifindex, mtu: 1500 }
+        HostInterface { name, ifindex, mtu: 1500, bond: None }
     });
     let host = Host {
         interfaces: interfaces.collect(),

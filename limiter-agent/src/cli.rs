@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
-use crate::{check, client, doctor, run};
+use crate::{capture, check, client, doctor, run};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -40,6 +41,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// Show what the running agent does
     Status(ClientArgs),
+    /// Show packets that the running agent drops, or would drop, with the reasons
+    Capture(CaptureArgs),
     /// Make the running agent read its configuration again
     Reload(ClientArgs),
     /// Put another configuration in force, for good or until it is not confirmed
@@ -232,6 +235,35 @@ pub struct ClientArgs {
     pub pins: PathBuf,
 }
 
+/// Arguments of `limiter-agent capture`.
+#[derive(Clone, Debug, Args)]
+pub struct CaptureArgs {
+    /// Write a pcapng file for tcpdump and Wireshark (`-` for standard output) instead of a line for
+    /// each packet
+    #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
+    pub write: Option<PathBuf>,
+    /// Stop after so many packets
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Stop after this time: 30s, 5m
+    #[arg(long = "for", value_name = "DURATION")]
+    pub duration: Option<humantime::Duration>,
+    /// Take so many packets at most: 100/s
+    #[arg(long, value_name = "N/s", default_value_t = DEFAULT_RATE, value_parser = capture_rate)]
+    pub rate: u32,
+    /// Only what came in on these interfaces, separated by spaces; may be repeated
+    #[arg(long = "interface", value_name = "NAME", num_args = 1..)]
+    pub interfaces: Vec<String>,
+    /// Only these reasons, as `status` and metrics have them; may be repeated
+    #[arg(long = "reason", value_name = "REASON", num_args = 1..)]
+    pub reasons: Vec<String>,
+    /// Only these classes; may be repeated
+    #[arg(long = "class", value_name = "NAME", num_args = 1..)]
+    pub classes: Vec<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
 /// Why a command did not do what it was asked; decides the exit code.
 #[derive(Debug)]
 pub enum Failure {
@@ -252,6 +284,7 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
+            Command::Capture(args) => capture::capture(&args),
             Command::Reload(args) => client::reload(&args),
             Command::Apply(args) => client::apply(&args),
             Command::Confirm(args) => client::confirm(&args),
@@ -297,6 +330,13 @@ fn socket_address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "write an IP address and a port: 127.0.0.1:9478 or [::1]:9478")
 }
 
+/// Packets a second, with or without the unit.
+fn capture_rate(text: &str) -> Result<u32, String> {
+    let rate = text.strip_suffix("/s").unwrap_or(text).parse();
+    let rate = rate.ok().filter(|rate| (1..=HIGHEST_RATE).contains(rate));
+    rate.ok_or_else(|| format!("write 1/s to {HIGHEST_RATE}/s"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -319,6 +359,20 @@ mod tests {
         let line = ["limiter-agent", "run", "--metrics-listen", "localhost:9478"];
         let error = Cli::try_parse_from(line).expect_err("not an address").to_string();
         assert!(error.contains("127.0.0.1:9478 or [::1]:9478"), "{error}");
+    }
+
+    #[test]
+    fn a_capture_takes_a_rate_with_or_without_its_unit() {
+        for (text, rate) in [("250/s", Some(250)), ("10", Some(10)), ("0/s", None), ("1/m", None)] {
+            assert_eq!(capture_rate(text).ok(), rate, "{text}");
+        }
+        let line = "limiter-agent capture -w a.pcapng --for 30s --reason blocked martian";
+        let cli = Cli::try_parse_from(line.split(' ')).expect("parses");
+        let Command::Capture(args) = cli.command else { panic!("not capture") };
+        assert_eq!(args.reasons, ["blocked", "martian"]);
+        assert_eq!(args.duration.map(|it| it.as_secs()), Some(30));
+        let line = "limiter-agent capture -w a.pcapng --json";
+        Cli::try_parse_from(line.split(' ')).expect_err("one or the other");
     }
 
     #[test]

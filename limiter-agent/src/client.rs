@@ -102,9 +102,9 @@ fn answers(socket: &Path) -> bool {
 }
 
 /// The agent's answer.
-struct Answer {
-    code: StatusCode,
-    body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) code: StatusCode,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
@@ -132,7 +132,7 @@ impl Answer {
     }
 
     /// What a problem document says, for people.
-    fn refusal(&self) -> Failure {
+    pub(crate) fn refusal(&self) -> Failure {
         let text = match self.read::<Problem>() {
             Ok(problem) => {
                 let mut lines = vec![problem.detail];
@@ -159,10 +159,13 @@ fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer,
             .await
             .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")))
     };
-    block_on(exchange).map_err(|error| {
-        let (socket, cure) = (socket.display(), cure(&error));
-        Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
-    })
+    block_on(exchange).map_err(|error| unanswered(socket, &error))
+}
+
+/// Nobody answers on the socket.
+pub(crate) fn unanswered(socket: &Path, error: &anyhow::Error) -> Failure {
+    let (socket, cure) = (socket.display(), cure(error));
+    Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
 }
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

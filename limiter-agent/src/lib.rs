@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod capture;
 pub mod check;
 pub mod cli;
 pub mod client;

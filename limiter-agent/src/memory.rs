@@ -2,7 +2,7 @@
 
 use limiter_common::abi::{
     Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES, OwnAddress,
-    Policy, PrefixKey, Settings,
+    Policy, PrefixKey, SAMPLE_RING, Settings,
 };
 use limiter_common::units::Limits;
 
@@ -37,6 +37,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         bytes(2 * size_of::<Settings>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
         bytes(MAX_OWN_ADDRESSES * OWN_ENTRY),
+        bytes(SAMPLE_RING),
     ];
     parts.into_iter().fold(0, u64::saturating_add)
 }

@@ -10,6 +10,7 @@ mod handshakes;
 mod lines;
 mod maps;
 mod record;
+mod sample;
 mod view;
 
 use aya_ebpf::{

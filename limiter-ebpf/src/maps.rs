@@ -6,13 +6,14 @@ use core::sync::atomic::AtomicU64;
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf},
     macros::btf_map,
 };
 use limiter_common::{
     abi::{
         Budget, BudgetCell, ByteTats, Count, Identity, KnownWords, LineV4, LineV6,
-        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PrefixKey, Settings, Shape,
+        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PrefixKey, SAMPLE_RING, Sample,
+        SampleCount, Sampling, Settings, Shape,
     },
     units::Limits,
 };
@@ -54,6 +55,15 @@ pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Arra
 pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
 #[btf_map]
 pub(crate) static CREATED: PerCpuArray<u64, 2> = PerCpuArray::new();
+/// Read for each drop; what follows only while somebody watches.
+#[btf_map]
+pub(crate) static SAMPLING: Array<Sampling, 1> = Array::new();
+#[btf_map]
+pub(crate) static SAMPLE_TAT: Array<u64, 1> = Array::new();
+#[btf_map]
+pub(crate) static SAMPLES: RingBuf<Sample, SAMPLE_RING> = RingBuf::new();
+#[btf_map]
+pub(crate) static SAMPLE_COUNT: PerCpuArray<SampleCount, 1> = PerCpuArray::new();
 /// Which reasons have been logged.
 #[btf_map]
 pub(crate) static LOGGED: Array<u32, 32> = Array::new();

@@ -6,6 +6,7 @@ use limiter_common::{Decision, PacketView as _, Reason, abi::CounterShape};
 
 use crate::{
     maps::{COUNTER_CLASSES, COUNTER_SLOTS, COUNTERS, LOGGED},
+    sample,
     view::FrameView,
 };
 
@@ -20,6 +21,7 @@ pub(crate) fn record(view: &FrameView<'_>, Decision { outcome, length }: &Decisi
         (*count).bytes += u64::from(*length);
         (*count).packets == 1
     };
+    sample::watch(view, outcome, *length);
     if first {
         announce(view.context(), view.opaque(outcome.reason as u32));
     }

@@ -3,6 +3,7 @@
 use core::arch::asm;
 
 use aya_ebpf::{
+    bindings::xdp_md,
     helpers::generated::{bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
     programs::XdpContext,
 };
@@ -32,6 +33,12 @@ impl<'a> FrameView<'a> {
     #[inline(always)]
     pub(crate) fn context(&self) -> &XdpContext {
         self.ctx
+    }
+
+    /// The same, to hand on to a function that the verifier checks by itself.
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> *mut xdp_md {
+        self.ctx.ctx
     }
 
     /// Writes over the first eight bytes, if there are as many.

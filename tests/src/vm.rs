@@ -21,8 +21,18 @@ const MARKER: &str = "limiter-vm: exit code ";
 /// Programs of the host that tests run; put in if they are there.
 const TOOLS: &[&str] = &["ip", "ethtool"];
 
-/// Modules that tests need, below the kernel's own directory. Neither depends on another.
-const MODULES: &[&str] = &["kernel/drivers/net/veth.ko"];
+/// Modules that tests need, below the kernel's own directory, each behind those that it depends on.
+const MODULES: &[&str] = &[
+    "kernel/drivers/net/veth.ko",
+    "kernel/drivers/net/dummy.ko",
+    "kernel/net/tls/tls.ko",
+    "kernel/drivers/net/bonding/bonding.ko",
+    "kernel/net/llc/llc.ko",
+    "kernel/net/802/stp.ko",
+    "kernel/net/802/garp.ko",
+    "kernel/net/802/mrp.ko",
+    "kernel/net/8021q/8021q.ko",
+];
 
 /// A kernel that `cargo xtask setup` has fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,8 +193,10 @@ fn build_initramfs(
     }
     let busybox = which("busybox").context("busybox is missing: run `cargo xtask setup`")?;
     fs::copy(busybox, root.join("bin/busybox"))?;
-    for module in MODULES {
+    for (number, module) in MODULES.iter().enumerate() {
         let name = Path::new(module).file_name().context("a module has a name")?;
+        // They are loaded in the order of their names.
+        let name = format!("{number:02}-{}", name.display());
         fs::write(root.join("modules").join(name), kernel.module(module)?)?;
     }
     for program in [spec.binary].iter().chain(spec.companions) {

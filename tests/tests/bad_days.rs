@@ -388,7 +388,7 @@ fn too_few_queues_are_refused_and_auto_falls_back() -> Result<()> {
 #[test]
 fn no_mtu_of_veth_is_too_large() -> Result<()> {
     let host = Host::new()?;
-    for mtu in ["68", "3520", "9000", "65535"] {
+    for mtu in ["68", "3520", "8901", "9000", "65535"] {
         for xdp in ["native", "generic"] {
             host.netns().ip(&["link", "set", "dev", "edge0", "mtu", mtu])?;
             host.peer.netns.ip(&["link", "set", "dev", "peer0", "mtu", mtu])?;

@@ -169,6 +169,32 @@ fn what_is_exported_is_what_is_documented() -> Result<()> {
     Ok(())
 }
 
+/// What the program drops is no NIC's discard, though veth counts it in `rx_queue_N_xdp_drops`.
+#[test]
+fn what_xdp_drops_is_not_taken_for_what_a_nic_discards() -> Result<()> {
+    let edge = Edge::new()?;
+    let configuration =
+        format!("mode = \"enforce\"\n{}[[block]]\ncidr = \"192.0.2.1/32\"\n", with_classes([]));
+    let agent = Agent::start(&edge.near.netns, &configuration)?;
+    edge.send(&[(9, 50)])?;
+    let mut ethtool = edge.near.netns.command("ethtool");
+    let counters = process::output(ethtool.args(["-S", "edge0"]), PATIENCE)?;
+    let counters = String::from_utf8(counters.stdout)?;
+    let drops = counters.lines().filter(|line| line.contains("_xdp_drops:"));
+    let drops: u64 = drops.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
+    assert_eq!(drops, 50, "{counters}");
+    let metrics = agent.metrics()?;
+    let discards: Vec<_> = metrics.matching("limiter_nic_rx_discards_total", &[]).collect();
+    let [(labels, value)] = &discards[..] else { panic!("{discards:?}") };
+    assert_eq!(
+        (labels["interface"].as_str(), labels["counter"].as_str()),
+        ("edge0", "rx_missed_errors")
+    );
+    assert!(value.abs() < 0.5, "{value}");
+    agent.terminate()?;
+    Ok(())
+}
+
 /// The kernel's own account of the memory of a process's BPF maps.
 fn memlock(pid: u32) -> Result<u64> {
     let mut maps = BTreeMap::<u64, u64>::new();

@@ -6,14 +6,18 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
 use common::{Bench, frame::*};
+use limiter_agent::datapath::Watch;
 use limiter_common::{
     Action::{self, *},
     Family::{self, *},
     Reason::{self, *},
+    abi::Sampling,
+    time::Nanos,
+    units::{PacketLimit, Rate},
 };
 use proptest::{
     prelude::*,
@@ -501,6 +505,52 @@ fn kernel_and_host_agree_on_random_frames() -> Result<()> {
     bench.check_run_count()
 }
 
+/// While somebody watches, what is dropped comes out of the ring: short frames whole, and the beginning
+/// of long ones, also of those in several buffers.
+#[test]
+fn drops_are_sampled_while_somebody_watches() -> Result<()> {
+    let mut bench = Bench::new(CONFIG, &[("wan0", Bench::IFINDEX), ("lan0", 900)])?;
+    let frames = [udp(v4(1), 9, 9, 20), udp(v6(2), 9, 9, 700), udp(v4(3), 9, 9, 8900)];
+    let blocked = udp(addr("198.51.100.9"), 9, 9, 100);
+    // Nobody watches yet.
+    bench.compare(&blocked)?;
+    let budget = PacketLimit::new(Rate::new(1000, 1).expect("is one"), 1000).expect("is one");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let samples = bench.datapath().samples().try_lock_owned()?;
+        let sampling = Sampling::all(budget, Nanos(0));
+        let mut watch = Watch::start(samples, sampling)?;
+        for frame in &frames {
+            for _ in 0..6 {
+                bench.compare(frame)?;
+            }
+        }
+        bench.compare(&blocked)?;
+        let mut samples = Vec::new();
+        while samples.len() < 7 {
+            samples.extend(tokio::time::timeout(Duration::from_secs(10), watch.next()).await??);
+        }
+        assert_eq!(samples.len(), 7, "{samples:?}");
+        let rate = [Ipv4, Ipv6, Ipv4].map(|family| (family, "rest", PacketRate, Drop));
+        let expected = frames.iter().zip(rate).flat_map(|it| [it, it]);
+        let expected = expected.chain([(&blocked, (Ipv4, "rest", Blocked, Drop))]);
+        for (sample, (frame, outcome)) in samples.iter().zip(expected) {
+            assert_eq!(sample.outcome.outcome(), Some(bench.outcome("wan0", outcome)));
+            assert_eq!(sample.length as usize, frame.len());
+            let captured = frame.len().min(256);
+            assert_eq!(sample.captured as usize, captured);
+            assert_eq!(sample.bytes[..captured], frame[..captured]);
+            assert_eq!(sample.weight, 1);
+        }
+        drop(watch);
+        // And now nobody any more.
+        bench.compare(&blocked)?;
+        let count = bench.datapath().sample_count()?;
+        assert_eq!((count.offered, count.written, count.lost), (7, 7, 0));
+        Ok(())
+    })
+}
+
 /// The same on other kernels.
 mod vm {
     use std::{env, time::Duration};
@@ -509,18 +559,21 @@ mod vm {
     use limiter_tests::vm::{Kernel, VmSpec, run_ok};
 
     /// Thousands of random frames would take minutes on emulated CPUs.
-    const TEST: &str = "every_row_of_the_table_holds_in_the_kernel_and_on_the_host";
+    const TESTS: [&str; 2] = [
+        "every_row_of_the_table_holds_in_the_kernel_and_on_the_host",
+        "drops_are_sampled_while_somebody_watches",
+    ];
 
     fn the_table_holds_on(kernel: Kernel) -> Result<()> {
         let spec = VmSpec {
             binary: &env::current_exe()?,
-            arguments: &["--exact", TEST],
+            arguments: &["--exact", TESTS[0], TESTS[1]],
             companions: &[],
             smp: 2,
             timeout: Duration::from_mins(6),
         };
         let output = run_ok(kernel, &spec)?;
-        assert!(output.console.contains("test result: ok. 1 passed"), "{}", output.console);
+        assert!(output.console.contains("test result: ok. 2 passed"), "{}", output.console);
         Ok(())
     }
 

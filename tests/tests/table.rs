@@ -141,7 +141,7 @@ impl Table {
 fn planned(config: &str, previous: Option<&Names>) -> Result<Plan> {
     let config = Config::parse("table.toml", config, SystemTime::now())?;
     let host = Host {
-        interfaces: vec![HostInterface { name: "lan".into(), ifindex: 1, mtu: 1500 }],
+        interfaces: vec![HostInterface { name: "lan".into(), ifindex: 1, mtu: 1500, bond: None }],
         monotonic: now()?,
         tick: limiter_agent::host::tick(),
         wall: SystemTime::now(),

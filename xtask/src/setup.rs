@@ -39,6 +39,7 @@ const TEST_TOOLS: &[(&str, &str)] = &[
     ("modprobe", "kmod"),
     ("systemd-analyze", "systemd"),
     ("man", "man-db"),
+    ("tcpdump", "tcpdump"),
 ];
 
 /// Packages that make and check the Debian package, likewise.

@@ -424,12 +424,14 @@ fn host_now(interfaces: Vec<HostInterface>) -> Host {
 }
 
 fn interface_of(link: &Link) -> HostInterface {
-    HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu }
+    HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu, bond: link.bond }
 }
 
-/// Those of the `links` that `plan` guards.
+/// Those of the `links` that `plan` guards, and the members of bonds among them.
 fn guarded(plan: &Plan, links: &[Link]) -> Vec<HostInterface> {
-    let is_guarded = |link: &&Link| plan.interfaces.iter().any(|it| it.ifindex == link.ifindex);
+    let is_guarded = |link: &&Link| {
+        plan.interfaces.iter().any(|it| [Some(link.ifindex), link.bond].contains(&Some(it.ifindex)))
+    };
     links.iter().filter(is_guarded).map(interface_of).collect()
 }
 

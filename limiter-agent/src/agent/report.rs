@@ -1,17 +1,20 @@
 //! The agent's state for `status` and for metrics.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
-use limiter_common::abi::{ABI_VERSION, ClassId, Count};
+use limiter_common::abi::{ABI_VERSION, ClassId, Count, SampleCount};
 use limiter_common::time::Tick;
+use tokio::sync::Mutex;
 
 use super::Agent;
 use crate::config::{self, Budget, Config, FaultAction, Mode};
-use crate::datapath::{DatapathError, LinkKind};
+use crate::datapath::{DatapathError, LinkKind, Samples};
 use crate::host;
 use crate::memory::map_memory;
+use crate::plan::Names;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, Pending,
     Status, Table, Total, utc,
@@ -49,6 +52,9 @@ impl Agent {
                     driver: it.driver.clone(),
                 })
                 .collect(),
+            // The driver may take its time, so it is asked without the agent's lock.
+            discards: Vec::new(),
+            samples: self.datapath.sample_count()?,
             mode: config.mode.as_str(),
             mode_overridden: self.overrides.mode.is_some(),
             pending: self.pending.is_some(),
@@ -136,6 +142,32 @@ impl Agent {
             by: Some(it.by.clone()),
         });
         of_file.chain(by_command).collect()
+    }
+
+    /// The numbers of classes and interfaces.
+    #[must_use]
+    pub fn names(&self) -> &Names {
+        &self.plan.names
+    }
+
+    /// The samples of dropped packets.
+    #[must_use]
+    pub fn samples(&self) -> Arc<Mutex<Samples>> {
+        self.datapath.samples()
+    }
+
+    /// What came of sampling since the start.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
+        self.datapath.sample_count()
+    }
+
+    /// Whether the agent has been told to stop.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {

@@ -1,25 +1,27 @@
 //! The agent's HTTP interface: read-only on the metrics listener, with writes on the Unix socket.
 
+mod capture;
 mod commands;
 mod control;
 
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::extract::connect_info::IntoMakeServiceWithConnectInfo;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use crate::agent::Agent;
-use crate::host::{self, Link, LinksError};
+use crate::host::{self, Discards, Link, LinksError};
 
+pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
 pub use control::{ControlError, ControlSocket};
 
@@ -62,7 +64,7 @@ struct Health {
 /// What anybody who reaches the metrics listener may ask.
 pub fn readable(agent: Shared) -> Router {
     Router::new()
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
         .with_state(agent)
@@ -70,13 +72,24 @@ pub fn readable(agent: Shared) -> Router {
 
 /// What those may ask who can open the control socket.
 pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
+    let others = Router::new()
+        .route("/v1/capture", post(capture::capture))
+        .layer(DefaultBodyLimit::max(LONGEST_BODY))
+        .route("/v1/detach", post(detach))
+        .with_state(Arc::clone(&agent));
     let writes = commands::routes(Arc::clone(&agent));
-    let detach = Router::new().route("/v1/detach", post(detach)).with_state(Arc::clone(&agent));
-    readable(agent).merge(writes).merge(detach).into_make_service_with_connect_info()
+    readable(agent).merge(writes).merge(others).into_make_service_with_connect_info()
 }
 
-async fn metrics(State(agent): State<Shared>) -> Response {
-    let snapshot = agent.lock().await.snapshot();
+async fn metrics(
+    State(agent): State<Shared>,
+    Extension(discards): Extension<Arc<Discards>>,
+) -> Response {
+    let mut snapshot = agent.lock().await.snapshot();
+    if let Ok(snapshot) = &mut snapshot {
+        let names: Vec<_> = snapshot.interfaces.iter().map(|it| it.interface.clone()).collect();
+        snapshot.discards = discards.read(&names).await;
+    }
     let text = snapshot.map_err(|error| error.to_string()).and_then(|snapshot| {
         snapshot.encode().map_err(|error| format!("cannot encode metrics: {error}"))
     });

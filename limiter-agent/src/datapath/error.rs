@@ -86,6 +86,9 @@ pub enum DatapathError {
     /// The program's log buffer could not be read.
     #[error("the XDP program's log cannot be read: {0}")]
     Logs(String),
+    /// The runtime cannot wait for the ring of samples.
+    #[error("cannot wait for samples: {0}; fix: more file descriptors (LimitNOFILE=)")]
+    Samples(#[source] io::Error),
 }
 
 impl DatapathError {

@@ -10,12 +10,18 @@ mod handshakes;
 mod head;
 mod link;
 mod pins;
+mod samples;
 mod shared;
 mod unattended;
 
 use std::{
-    borrow::Borrow, collections::HashSet, fs::File, io, io::Read as _, path::Path,
-    sync::atomic::Ordering::Relaxed,
+    borrow::Borrow,
+    collections::HashSet,
+    fs::File,
+    io,
+    io::Read as _,
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use aya::{
@@ -27,8 +33,8 @@ use limiter_common::{
     Family, Outcome,
     abi::{
         self, ABI_VERSION, BudgetCell, CARRIED_VERSION, CLOCK_ORIGIN, Count, CounterShape,
-        Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, Shape, Slot,
-        SourceAddress, global, map,
+        Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, SampleCount, Shape,
+        Slot, SourceAddress, global, map,
     },
     bucket,
     decide::reach,
@@ -38,6 +44,8 @@ use limiter_common::{
     time::{Nanos, Tick},
 };
 
+use tokio::sync::Mutex;
+
 use self::{banks::Banks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
@@ -45,6 +53,7 @@ pub use self::{
     head::Head,
     link::{Attachment, LinkKind, foreign_program},
     pins::{DEFAULT_PINS, LeftMaps, Pins, PinsError},
+    samples::{Samples, Watch},
     shared::{Snapshot, Tracked},
     unattended::{KnownRemains, Remains, detach, remains, set_mode},
 };
@@ -67,6 +76,7 @@ pub struct Datapath {
     head: Head,
     shared: SharedMaps,
     own: HashSet<OwnAddress>,
+    samples: Arc<Mutex<Samples>>,
     pins: Option<Pins>,
     origin: Origin,
 }
@@ -171,9 +181,20 @@ impl Datapath {
             Some(maps) => Origin::Replaced(maps),
             None => Origin::New,
         };
-        let (links, handshakes) = (Links::default(), None);
-        let mut datapath =
-            Self { links, handshakes, ebpf, sizes, banks, head, shared, own, pins, origin };
+        let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
+        let mut datapath = Self {
+            links: Links::default(),
+            handshakes: None,
+            ebpf,
+            sizes,
+            banks,
+            head,
+            shared,
+            own,
+            samples,
+            pins,
+            origin,
+        };
         if !matches!(datapath.origin, Origin::Kept) {
             datapath.install(plan, None)?;
             if let Some(snapshot) = snapshot.filter(|it| it.key == key) {
@@ -422,6 +443,28 @@ impl Datapath {
             Ok::<_, DatapathError>((family, values.iter().sum()))
         };
         Ok([read(Family::Ipv4)?, read(Family::Ipv6)?])
+    }
+
+    /// The samples of dropped packets, which one at a time can watch.
+    #[must_use]
+    pub fn samples(&self) -> Arc<Mutex<Samples>> {
+        Arc::clone(&self.samples)
+    }
+
+    /// What came of sampling since the start, on all CPUs together.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
+        let cells = self.per_cpu::<SampleCount>(map::SAMPLE_COUNT)?;
+        let failed = |error| DatapathError::map(map::SAMPLE_COUNT, error);
+        let values = cells.get(&0, 0).map_err(failed)?;
+        Ok(values.iter().fold(SampleCount::default(), |sum, count| SampleCount {
+            offered: sum.offered + count.offered,
+            written: sum.written + count.written,
+            lost: sum.lost + count.lost,
+            since: sum.since + count.since,
+        }))
     }
 
     /// Forwards the program's rare log lines to the `log` crate, on a task of the current tokio

@@ -30,6 +30,8 @@ pub(super) struct Seen<'a> {
     pub(super) cpus: usize,
     /// The name of the XDP program that is attached, if it has one that can be read.
     pub(super) program: Option<String>,
+    /// Whether names of programs can be read at all.
+    pub(super) sees_programs: bool,
     /// Whether the interface of this name is to be guarded as well.
     pub(super) is_guarded: &'a dyn Fn(&str) -> bool,
 }
@@ -48,6 +50,7 @@ pub(super) fn checks(seen: &Seen<'_>) -> Vec<(&'static str, Outcome)> {
         if !seen.link.is_virtual() {
             checks.push(("lro", lro(seen.link, offloads)));
         }
+        checks.push(("gro", gro(seen, offloads)));
         checks.push(("vlan-offload", vlan_offload(seen, offloads)));
     }
     checks.push(("membership", membership(seen)));
@@ -120,6 +123,16 @@ fn program(seen: &Seen<'_>) -> Outcome {
         Err(_) if seen.program.as_deref() == Some(PROGRAM) => {
             Outcome::ok(format!("a limiter-agent's own is attached, id {id}"))
         }
+        Err(_) if seen.program.is_none() && !seen.sees_programs => Outcome::warning(
+            format!(
+                "an XDP program is attached, id {id}; whether it is a limiter-agent's own cannot be \
+                 known without CAP_SYS_ADMIN"
+            ),
+            format!(
+                "run this as root; `limiter-agent status` says whether an agent guards {}",
+                seen.link.name
+            ),
+        ),
         Err(claimed) => Outcome::said(Status::Failed, &claimed),
     }
 }
@@ -149,6 +162,27 @@ fn lro(Link { name, .. }: &Link, offloads: Offloads) -> Outcome {
         "on: many drivers refuse native XDP, and what is merged counts as one packet",
         format!("ethtool -K {name} lro off"),
     )
+}
+
+/// Native XDP comes before GRO, but for that in the NIC; generic XDP comes after it.
+fn gro(seen: &Seen<'_>, offloads: Offloads) -> Outcome {
+    let name = &seen.link.name;
+    if offloads.merges_in_hardware {
+        return Outcome::warning(
+            "on in the NIC: what it merges counts as one packet, and many drivers refuse native XDP",
+            format!("ethtool -K {name} rx-gro-hw off"),
+        );
+    }
+    match seen.xdp {
+        Xdp::Generic if offloads.merges_behind => Outcome::warning(
+            "on: generic XDP sees what was merged, which counts as one packet",
+            format!("ethtool -K {name} gro off"),
+        ),
+        Xdp::Native | Xdp::Auto if offloads.merges_behind => {
+            Outcome::ok("on: it merges behind native XDP, which sees each packet")
+        }
+        Xdp::Native | Xdp::Auto | Xdp::Generic => Outcome::ok("off"),
+    }
 }
 
 fn vlan_offload(seen: &Seen<'_>, offloads: Offloads) -> Outcome {
@@ -241,6 +275,7 @@ mod tests {
             queues: 2,
             cpus: 2,
             program: None,
+            sees_programs: true,
             is_guarded: &|name| name == "eth0",
         }
     }
@@ -283,6 +318,14 @@ mod tests {
         assert_eq!(with(Some(PROGRAM)).status, Status::Ok);
         assert_eq!(with(Some("other")).status, Status::Failed);
         assert!(with(None).fix.is_some_and(|fix| fix.contains("bpftool link detach")));
+        // Whose it is cannot be known: it may be ours.
+        let blind = Seen { sees_programs: false, ..seen(&links, Xdp::Native, Some(ALL)) };
+        let outcome = super::program(&blind);
+        assert_eq!(outcome.status, Status::Warning);
+        assert!(
+            outcome.finding.contains("id 7; whether it is a limiter-agent's own"),
+            "{outcome:?}"
+        );
     }
 
     #[test]
@@ -290,7 +333,7 @@ mod tests {
         let vlan = Link { kind: Some("vlan".into()), below: Some(2), ..link("eth0.7", 3) };
         let links = [link("eth0", 2), vlan];
         let mut it = seen(&links, Xdp::Native, Some(ALL));
-        it.offloads = Some(Offloads { merges: true, strips_vlan: true });
+        it.offloads = Some(Offloads { merges: true, strips_vlan: true, ..Offloads::default() });
         it.queues = 1;
         let warned: Vec<_> = checks(&it)
             .into_iter()
@@ -302,9 +345,22 @@ mod tests {
         it.links = &links[..1];
         assert_eq!(queues(&it).status, Status::Ok);
         assert_eq!(
-            vlan_offload(&it, Offloads { merges: false, strips_vlan: true }).status,
+            vlan_offload(&it, Offloads { strips_vlan: true, ..Offloads::default() }).status,
             Status::Ok
         );
+    }
+
+    #[test]
+    fn merged_packets_are_warned_of_where_the_program_sees_them() {
+        let links = [link("eth0", 2)];
+        let of = |xdp, merges_behind, merges_in_hardware| {
+            let offloads = Offloads { merges_in_hardware, merges_behind, ..Offloads::default() };
+            gro(&seen(&links, xdp, Some(ALL)), offloads).status
+        };
+        assert_eq!(of(Xdp::Native, true, false), Status::Ok);
+        assert_eq!(of(Xdp::Generic, true, false), Status::Warning);
+        assert_eq!(of(Xdp::Generic, false, false), Status::Ok);
+        assert_eq!(of(Xdp::Native, false, true), Status::Warning);
     }
 
     #[test]

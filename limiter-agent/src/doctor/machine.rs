@@ -26,6 +26,14 @@ pub(super) fn btf(is_there: bool) -> Outcome {
     )
 }
 
+/// `limit` is `RLIMIT_MEMLOCK` in bytes, if there is one.
+pub(super) fn memlock(limit: Option<u64>) -> Outcome {
+    let limit = limit.map_or_else(|| "unlimited".to_owned(), |limit| format!("{limit} bytes"));
+    Outcome::ok(format!(
+        "{limit}; it does not matter: since Linux 5.11 maps count towards the memory cgroup"
+    ))
+}
+
 /// `enabled` is what `/proc/sys/net/core/bpf_jit_enable` holds; other network namespaces than the
 /// first do not have it.
 pub(super) fn jit(enabled: Option<&str>) -> Outcome {
@@ -122,6 +130,8 @@ mod tests {
         assert_eq!(architecture("x86_64").status, Status::Ok);
         assert_eq!(architecture("aarch64").status, Status::Warning);
         assert_eq!(btf(false).status, Status::Warning);
+        assert!(memlock(Some(65_536)).finding.starts_with("65536 bytes; it does not matter"));
+        assert!(memlock(None).finding.starts_with("unlimited"));
         assert_eq!(clock(false).status, Status::Warning);
     }
 

@@ -75,6 +75,7 @@ fn checks(args: &DoctorArgs, links: &[Link]) -> Vec<Check> {
             queues: host::receive_queues(&link.name).unwrap_or(link.queues),
             cpus: available_parallelism().map_or(1, Into::into),
             program: link.program.and_then(foreign_program),
+            sees_programs: host::sees_programs(),
             is_guarded: &is_guarded,
         };
         let found = interface::checks(&seen).into_iter();
@@ -109,6 +110,7 @@ fn machine() -> Vec<(&'static str, Outcome)> {
     checks.extend([
         ("architecture", machine::architecture(ARCH)),
         ("btf", machine::btf(Path::new("/sys/kernel/btf/vmlinux").exists())),
+        ("memlock", machine::memlock(host::memlock())),
         ("jit", machine::jit(read("/proc/sys/net/core/bpf_jit_enable").as_deref())),
         ("cgroup", cgroup),
         ("clock", machine::clock(host::counted_tick().is_some())),

@@ -33,6 +33,10 @@ pub struct Link {
     pub xdp: Option<RealMode>,
     /// The id of the attached XDP program.
     pub program: Option<u32>,
+    /// Frames that the device had no room for (`rx_missed_errors`).
+    pub missed: u64,
+    /// Frames received and dropped, by the device or by the kernel (`rx_dropped`).
+    pub dropped: u64,
 }
 
 impl Link {
@@ -146,6 +150,8 @@ fn read(message: &LinkMessage) -> Link {
             link.below = Some(*below);
         } else if let LinkAttribute::Controller(index) = attribute {
             controller = Some(*index);
+        } else if let LinkAttribute::Stats64(stats) = attribute {
+            (link.missed, link.dropped) = (stats.rx_missed_errors, stats.rx_dropped);
         } else if let LinkAttribute::Xdp(parts) = attribute {
             (link.xdp, link.program) = xdp(parts);
         }

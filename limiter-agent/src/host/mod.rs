@@ -1,6 +1,7 @@
 //! The machine that the agent runs on: its interfaces and clocks, and whether it can do what is
 //! asked of it at all.
 
+mod discards;
 mod driver;
 mod features;
 mod links;
@@ -18,11 +19,12 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_getres, clock_gettime};
 
+pub use discards::{Discard, Discards};
 pub use driver::{Offloads, driver, offloads, receive_queues};
 pub use features::{XdpFeatures, xdp_features};
 pub use links::{Link, LinksError, RealMode, links, released};
 pub use memory::available_memory;
-pub use preflight::{Unfit, preflight, requirements, unclaimed};
+pub use preflight::{Unfit, memlock, preflight, requirements, sees_programs, unclaimed};
 pub use refusal::{Refusal, kernel_words, other_mode};
 pub use sockets::{SocketsError, peers, peers_of_port};
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use caps::{CapSet, Capability};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::sys::utsname::uname;
 use thiserror::Error;
@@ -88,6 +89,19 @@ pub fn requirements() -> [(&'static str, Result<String, Unfit>); 3] {
         ("kernel", kernel(&release).map(|()| format!("Linux {release}"))),
         ("bpffs", bpffs(Path::new(BPFFS)).map(|()| format!("mounted at {BPFFS}"))),
     ]
+}
+
+/// Whether the kernel tells this process the names of programs that it has no descriptor of.
+#[must_use]
+pub fn sees_programs() -> bool {
+    caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(true)
+}
+
+/// How much memory this process may lock, in bytes; none if as much as it likes.
+#[must_use]
+pub fn memlock() -> Option<u64> {
+    let (limit, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
+    (limit != RLIM_INFINITY).then_some(limit)
 }
 
 /// Checks that no XDP program is attached to the interface. `name_of` finds a program's name.

@@ -70,22 +70,34 @@ pub(super) fn number(chosen: &Chosen<'_>, names: &Names) -> Vec<Guarded> {
     guarded
 }
 
-/// A multiplier under which no two interfaces share a place, and the table.
-pub(super) fn ingress(guarded: &[Guarded]) -> Result<(u32, [Ingress; Ingress::PLACES]), PlanError> {
+/// The slot of each interface that packets may say they came in on: of those that are guarded, and of the
+/// members of a bond that is. The kernel runs a bond's program on its members, and the packet is theirs.
+pub(super) fn places(guarded: &[Guarded], host: &Host) -> Vec<Ingress> {
+    let own = guarded.iter().map(|it| Ingress { ifindex: it.ifindex, slot: it.slot });
+    let members = host.interfaces.iter().filter_map(|member| {
+        let is_guarded = guarded.iter().any(|it| it.ifindex == member.ifindex);
+        let bond = guarded.iter().find(|it| Some(it.ifindex) == member.bond)?;
+        (!is_guarded).then_some(Ingress { ifindex: member.ifindex, slot: bond.slot })
+    });
+    own.chain(members).collect()
+}
+
+/// A multiplier under which no two of `places` share a place, and the table.
+pub(super) fn ingress(places: &[Ingress]) -> Result<(u32, [Ingress; Ingress::PLACES]), PlanError> {
     /// 2³² divided by the golden ratio: its powers spread well (Knuth, TAOCP vol. 3, §6.4).
     const GOLDEN: u32 = 0x9e37_79b1;
     const TRIES: usize = 1 << 14;
     let apart = |multiplier: &u32| {
         let mut taken = HashSet::new();
-        guarded.iter().all(|known| taken.insert(Ingress::place(known.ifindex, *multiplier)))
+        places.iter().all(|known| taken.insert(Ingress::place(known.ifindex, *multiplier)))
     };
     let multiplier = std::iter::successors(Some(GOLDEN), |last| Some(last.wrapping_mul(GOLDEN)))
         .take(TRIES)
         .find(apart)
         .ok_or(PlanError::IndexesCollide)?;
     let mut table = [Ingress::default(); Ingress::PLACES];
-    for Guarded { ifindex, slot, .. } in guarded {
-        table[Ingress::place(*ifindex, multiplier)] = Ingress { ifindex: *ifindex, slot: *slot };
+    for known in places {
+        table[Ingress::place(known.ifindex, multiplier)] = *known;
     }
     Ok((multiplier, table))
 }

@@ -47,6 +47,8 @@ pub struct HostInterface {
     pub ifindex: u32,
     /// The largest packet it takes, without the Ethernet header, in bytes.
     pub mtu: u32,
+    /// The index of the bond that it is a member of.
+    pub bond: Option<u32>,
 }
 
 /// Everything that the datapath is to hold, for whichever bank it is written to.
@@ -230,7 +232,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     };
     let names = Names::assign(previous, &live);
     let guarded = interfaces::number(&chosen, &names);
-    let (multiplier, ingress) = interfaces::ingress(&guarded)?;
+    let (multiplier, ingress) = interfaces::ingress(&interfaces::places(&guarded, host))?;
     let policies = policies::merge(config, host, &guarded);
     frames_fit(config, &chosen, &policies.limits)?;
 

@@ -41,6 +41,7 @@ fn host(names: &[&str]) -> Host {
         name: (*name).to_owned(),
         ifindex,
         mtu: 1500,
+        bond: None,
     });
     Host {
         interfaces: interfaces.collect(),
@@ -218,15 +219,31 @@ fn expiry_is_on_the_clock_of_the_datapath() {
 proptest! {
     #[test]
     fn every_interface_finds_its_slot(indexes in prop::collection::hash_set(1..1_u32 << 31, 1..31)) {
-        let guarded: Vec<_> = indexes.iter().zip(1..).map(|(ifindex, slot)| Guarded {
-            name: format!("eth{slot}"), ifindex: *ifindex, slot: Slot(slot), xdp: Xdp::Native,
+        let places: Vec<_> = indexes.iter().zip(1..).map(|(ifindex, slot)| Ingress {
+            ifindex: *ifindex, slot: Slot(slot),
         }).collect();
-        let (multiplier, table) = interfaces::ingress(&guarded).unwrap();
-        for known in &guarded {
-            let found = table[Ingress::place(known.ifindex, multiplier)];
-            prop_assert_eq!((found.ifindex, found.slot), (known.ifindex, known.slot));
+        let (multiplier, table) = interfaces::ingress(&places).unwrap();
+        for known in &places {
+            prop_assert_eq!(table[Ingress::place(known.ifindex, multiplier)], *known);
         }
     }
+}
+
+#[test]
+fn members_of_a_guarded_bond_have_its_slot_unless_they_have_their_own() {
+    let config = config("[[interface]]\nname = \"bond0\"\n[[interface]]\nname = \"leg1\"");
+    let mut host = host(&["eth0", "bond0", "leg1", "leg2", "leg3"]);
+    for (member, bond) in [(2, 2), (3, 2), (4, 77)] {
+        host.interfaces[member].bond = Some(bond);
+    }
+    let plan = plan(&config, &host, None).unwrap();
+    let slot = |ifindex| {
+        let known =
+            plan.settings.ingress[Ingress::place(ifindex, plan.settings.ingress_multiplier)];
+        if known.ifindex == ifindex { known.slot } else { Slot::UNKNOWN }
+    };
+    let (bond, leg) = (plan.names.slot("bond0"), plan.names.slot("leg1"));
+    assert_eq!([2, 3, 4, 5].map(slot), [bond, leg, bond, Slot::UNKNOWN]);
 }
 
 /// A packet, before it is bytes.

@@ -8,8 +8,10 @@ mod exposition;
 
 use std::time::SystemTime;
 
-use limiter_common::abi::Count;
+use limiter_common::abi::{Count, SampleCount};
 use prometheus::TextEncoder;
+
+use crate::host::Discard;
 
 use exposition::{Exposition, Kind};
 
@@ -31,6 +33,10 @@ pub struct Snapshot {
     pub created: Vec<(&'static str, u64)>,
     /// The guarded interfaces.
     pub interfaces: Vec<InterfaceInfo>,
+    /// What their NICs discarded before the program saw it.
+    pub discards: Vec<Discard>,
+    /// Samples of dropped packets: written, and lost for want of room.
+    pub samples: SampleCount,
     /// The global mode.
     pub mode: &'static str,
     /// Whether a command, and not the configuration, says so.
@@ -174,6 +180,20 @@ impl Snapshot {
             ];
             info.sample(&labels, 1.0);
         }
+        let help = "Frames that the NIC or its host discarded before the program saw them, by the name \
+                    of the driver's counter; some count the same frame.";
+        let mut discards = out.family("limiter_nic_rx_discards_total", help, Kind::Counter);
+        for Discard { interface, counter, value } in &self.discards {
+            let labels = [("interface", interface.clone()), ("counter", counter.clone())];
+            discards.sample(&labels, count(*value));
+        }
+        let help = "Samples of dropped packets that the program wrote, which it does only while \
+                    somebody captures.";
+        out.family("limiter_events_total", help, Kind::Counter)
+            .sample(&[], count(self.samples.written));
+        let help = "Samples of dropped packets that were lost because nobody read them in time.";
+        out.family("limiter_events_lost_total", help, Kind::Counter)
+            .sample(&[], count(self.samples.lost));
         let help = "1 for the mode in force, 0 for the others; a class may have a mode of its own.";
         let mut mode = out.family("limiter_mode", help, Kind::Gauge);
         for it in MODES {
@@ -249,6 +269,12 @@ mod tests {
                 mode: "generic",
                 driver: "veth".into(),
             }],
+            discards: vec![Discard {
+                interface: "eth0".into(),
+                counter: "rx_missed_errors".into(),
+                value: 5,
+            }],
+            samples: SampleCount { offered: 9, written: 3, lost: 1, since: 2 },
             mode: "enforce",
             mode_overridden: true,
             pending: false,
@@ -276,6 +302,9 @@ mod tests {
             r#"limiter_proofs{source="handshakes"} 1"#,
             r#"limiter_sources_created_total{family="ipv4"} 7"#,
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
+            r#"limiter_nic_rx_discards_total{interface="eth0",counter="rx_missed_errors"} 5"#,
+            "limiter_events_total 3",
+            "limiter_events_lost_total 1",
             r#"limiter_mode{mode="observe"} 0"#,
             r#"limiter_mode{mode="enforce"} 1"#,
             "limiter_mode_overridden 1",

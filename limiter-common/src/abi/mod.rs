@@ -9,6 +9,7 @@ mod counter;
 mod kept;
 mod pod;
 mod policy;
+mod sample;
 mod settings;
 
 pub use bucket::{
@@ -20,6 +21,7 @@ pub use kept::{Head, Identity, Name, Shape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
+pub use sample::{SAMPLE_BYTES, SAMPLE_RING, Sample, SampleCount, SampledOutcome, Sampling};
 pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
 };
@@ -93,14 +95,40 @@ pub mod map {
     pub const CREATED: &str = "CREATED";
     /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).
     pub const COUNTERS: &str = "COUNTERS";
-
-    /// Those that outlive the agent: all but the program's log and its constants.
-    pub const KEPT: [&str; 19] = [
-        IDENTITY, SHAPE, NAMES, SETTINGS, HEAD, PREFIXES, POLICIES, LIMITS, BUCKETS_V4, BUCKETS_V6,
-        CEILINGS, BYTES_V4, BYTES_V6, KNOWN, OWN, BUDGETS, CREATED, COUNTERS, LOGGED,
-    ];
     /// Array of `u32` by [`Reason`](crate::Reason): whether its first packet was logged.
     pub const LOGGED: &str = "LOGGED";
+    /// Array of one [`Sampling`](super::Sampling): which drops are sampled.
+    pub const SAMPLING: &str = "SAMPLING";
+    /// Array of one `u64`: the theoretical arrival time of the budget for samples.
+    pub const SAMPLE_TAT: &str = "SAMPLE_TAT";
+    /// Ring buffer of [`Sample`](super::Sample).
+    pub const SAMPLES: &str = "SAMPLES";
+    /// Per-CPU array of one [`SampleCount`](super::SampleCount).
+    pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
+
+    /// Those that outlive the agent: all but the program's constants, its log, and the samples.
+    pub const KEPT: [&str; 20] = [
+        IDENTITY,
+        SHAPE,
+        NAMES,
+        SETTINGS,
+        HEAD,
+        PREFIXES,
+        POLICIES,
+        LIMITS,
+        BUCKETS_V4,
+        BUCKETS_V6,
+        CEILINGS,
+        BYTES_V4,
+        BYTES_V6,
+        KNOWN,
+        OWN,
+        BUDGETS,
+        CREATED,
+        COUNTERS,
+        LOGGED,
+        SAMPLE_COUNT,
+    ];
 }
 
 /// Constants that the agent patches into the object before it loads it.

@@ -7,7 +7,7 @@
 
 use super::{
     Budget, Count, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
-    Settings, Shape,
+    SampleCount, Sampling, Settings, Shape,
 };
 use crate::units::Limits;
 
@@ -20,6 +20,20 @@ macro_rules! pod {
 }
 
 pod!(
-    Budget, Count, Head, Identity, Limits, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId,
-    PrefixKey, Settings, Shape
+    Budget,
+    Count,
+    Head,
+    Identity,
+    Limits,
+    LineV4,
+    LineV6,
+    Name,
+    OwnAddress,
+    Policy,
+    PolicyId,
+    PrefixKey,
+    SampleCount,
+    Sampling,
+    Settings,
+    Shape
 );

@@ -45,6 +45,7 @@ impl Bench {
                     name: (*name).into(),
                     ifindex: *ifindex,
                     mtu: 1500,
+                    bond: None,
                 })
                 .collect(),
             monotonic: now()?,
@@ -58,6 +59,11 @@ impl Bench {
         netns.ip(&["link", "set", "lo", "up"])?;
         let model = Model::new(&plan);
         Ok(Self { netns, datapath, model, plan, runs: 0, counters: Vec::new(), _stats: stats })
+    }
+
+    /// The loaded object.
+    pub(crate) fn datapath(&self) -> &Datapath {
+        &self.datapath
     }
 
     /// The outcome with these labels.

@@ -66,7 +66,8 @@ impl Shipped {
     pub(crate) fn plan(&self, interface: &str, ifindex: u32) -> Result<Plan> {
         let config = Config::parse("limiter.toml", &self.0, SystemTime::now())
             .with_context(|| format!("this configuration:\n{}", self.0))?;
-        let interface = HostInterface { name: interface.to_owned(), ifindex, mtu: 1500 };
+        let interface =
+            HostInterface { name: interface.to_owned(), ifindex, mtu: 1500, bond: None };
         let host = Host {
             interfaces: vec![interface],
             monotonic: now()?,
