@@ -16,6 +16,7 @@ mod matcher;
 mod model;
 mod policy;
 mod reader;
+mod reserve;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,7 @@ pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
     Allowance, Block, Budget, Ceilings, Class, Config, Exemption, FaultAction, Faults, Interface,
-    Mode, Pattern, Prefix, TableSizes, Xdp,
+    Mode, Neighbours, Pattern, Prefix, Reserve, TableSizes, Xdp,
 };
 use reader::Reader;
 
@@ -72,6 +73,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let neighbours = service::neighbours(root);
     let faults = service::faults(root);
     let classes = class::read(root);
+    let reserves = reserve::read(root, &classes, &interfaces);
     let prefixes = policy::prefixes(root, &classes);
     let exemptions = policy::exemptions(root, &interfaces, now);
     let blocks = policy::blocks(root, now);
@@ -85,6 +87,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         ceilings: ceilings?,
         neighbours: neighbours?,
         faults: faults?,
+        reserves: reserves?,
         classes: classes.into_iter().map(|class| class.model).collect::<Option<_>>()?,
         prefixes: prefixes?,
         exemptions: exemptions?,

@@ -16,6 +16,7 @@ use super::*;
 use crate::config::{Block, Class, Exemption, Flags, Match, PortSet};
 
 const FILE: &str = r#"
+default_reserves = []
 [[interface]]
 name = "eth*"
 [[class]]
@@ -101,11 +102,11 @@ fn a_class_whose_buckets_refill_soon_is_told_from_others() {
             "[[prefix]]\ncidr = \"203.0.113.0/24\"\n[[prefix.class]]\nname = \"rest\"\n\
              packets = {{ rate = \"1000/s\", burst = {burst} }}"
         );
-        planned(&config(&own)).settings.classes[1].refills_unseen
+        planned(&config(&own)).settings.classes[1].traits.has(Traits::REFILLS_UNSEEN)
     };
     // What is seen is remembered for 2³² ns.
-    assert_eq!(refills(4_294), 1);
-    assert_eq!(refills(4_295), 0);
+    assert!(refills(4_294));
+    assert!(!refills(4_295));
 }
 
 #[test]
@@ -160,12 +161,12 @@ fn globs_find_interfaces_and_a_full_name_goes_first() {
 #[test]
 fn an_interface_that_is_not_there() {
     let error = plan(&config(""), &host(&["lo", "ens5"]), None).unwrap_err().to_string();
-    assert!(error.starts_with("limiter.toml:2: this host has no interface \"eth*\""), "{error}");
+    assert!(error.starts_with("limiter.toml:3: this host has no interface \"eth*\""), "{error}");
     assert!(error.contains("it has lo, ens5: write one of these"), "{error}");
     let exempt = "[[exempt]]\ncidr = \"10.0.0.0/8\"\nowner = \"x\"\ninterface = \"eth7\"";
     let error = plan(&config(exempt), &host(&["eth0"]), None).unwrap_err().to_string();
     assert!(
-        error.starts_with("limiter.toml:12: nothing that is guarded is called \"eth7\""),
+        error.starts_with("limiter.toml:13: nothing that is guarded is called \"eth7\""),
         "{error}"
     );
     let many: Vec<_> = (0..32).map(|i| format!("eth{i}")).collect();
@@ -372,7 +373,7 @@ proptest! {
             let frame = sent.frame();
             let naive = matchers.iter().position(|matcher| sent.belongs(matcher));
             let expected = Some(naive.unwrap_or(matchers.len()));
-            prop_assert_eq!(classify(&settings, &packet(&frame)), expected, "{:?}", sent);
+            prop_assert_eq!(classify(&settings, &packet(&frame), Slot::UNKNOWN), expected, "{:?}", sent);
         }
     }
 }
@@ -403,7 +404,10 @@ fn sixty_four_classes_use_every_bit() {
             kind: 0,
             payload: 26,
         };
-        assert_eq!(classify(&settings, &packet(&sent.frame())), Some(usize::from(port)));
+        assert_eq!(
+            classify(&settings, &packet(&sent.frame()), Slot::UNKNOWN),
+            Some(usize::from(port))
+        );
     }
 }
 
@@ -547,4 +551,75 @@ fn agrees(config: &Config, plan: &Plan, address: IpAddr) -> Result<(), TestCaseE
         }
     }
     Ok(())
+}
+
+/// The class of a frame with this TTL, to this port of UDP, that arrives on `slot`.
+fn class_of(plan: &Plan, slot: Slot, ttl: u8, port: u16) -> ClassId {
+    let sent = Sent {
+        protocol: 17,
+        fragment: (0, false),
+        source_port: 9,
+        destination_port: port,
+        flags: 0,
+        kind: 0,
+        payload: 40,
+    };
+    let mut frame = sent.frame();
+    frame[22] = ttl;
+    let order = classify(&plan.settings, &packet(&frame), slot).unwrap();
+    plan.settings.classes[order].id
+}
+
+#[test]
+fn reserves_are_before_all_classes_where_interface_and_ttl_allow() {
+    let text = FILE.replace("default_reserves = []", "default_reserves = [\"bfd\"]")
+        + r#"
+[[reserve]]
+name = "near"
+match = { protocol = "udp", ports = [7] }
+interface = "eth1"
+packets = { rate = "1000/s", burst = 2000 }
+[[prefix]]
+cidr = "203.0.113.0/24"
+scale = 2
+"#;
+    let config = Config::parse("limiter.toml", &text, WALL).unwrap();
+    let plan = planned(&config);
+    assert!(plan.settings.need.has(Need::TTL.with(Need::INTERFACE)));
+    let id = |name: &str| plan.names.class(name);
+    assert_eq!([id("syn"), id("rest")], [ClassId(1), ClassId(2)], "as without reserves");
+    let [eth0, eth1] = ["eth0", "eth1"].map(|name| plan.names.slot(name));
+    for (slot, ttl, port, name) in [
+        (eth0, 255, 3784, "reserve-bfd"),
+        (eth0, 254, 3784, "rest"),
+        (eth0, 1, 3784, "rest"),
+        (eth0, 255, 3785, "rest"),
+        (Slot::UNKNOWN, 255, 3784, "reserve-bfd"),
+        (eth1, 64, 7, "reserve-near"),
+        (eth0, 64, 7, "rest"),
+        (Slot::UNKNOWN, 255, 7, "rest"),
+    ] {
+        assert_eq!(class_of(&plan, slot, ttl, port), id(name), "{slot:?} {ttl} {port}");
+    }
+    // A prefix's limits are those of classes: a reserve keeps its own.
+    let own: Vec<_> = config.rules().map(|class| class.limits).collect();
+    assert_eq!(plan.limits[..2], own[..2]);
+    assert_ne!(plan.limits[2], own[2]);
+    let near = &plan.settings.classes[0];
+    assert!(near.traits.has(Traits::RESERVED));
+    assert!(near.ceilings.iter().all(|ceiling| !ceiling.is_limited()));
+    assert!(!plan.settings.classes[2].traits.has(Traits::RESERVED));
+    // Without them nothing more is looked at.
+    assert!(!planned(&self::config("")).settings.need.has(Need::TTL));
+}
+
+#[test]
+fn a_reserve_that_would_hold_nowhere_is_refused() {
+    let text = format!(
+        "{FILE}[[reserve]]\nname = \"near\"\nmatch = {{ protocol = 9 }}\ninterface = \"eth9*\"\n\
+         packets = {{ rate = \"10/s\", burst = 20 }}"
+    );
+    let config = Config::parse("limiter.toml", &text, WALL).unwrap();
+    let error = plan(&config, &host(&["eth0"]), None).unwrap_err().to_string();
+    assert!(error.contains("limiter.toml:12: ") && error.contains("the reserve would"), "{error}");
 }

@@ -20,10 +20,11 @@ pub use policy::{
 };
 pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
+    Traits,
 };
 
 /// The version of everything in this module.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// The most classes a configuration can have: one bit each in a 64-bit set.
 pub const MAX_CLASSES: usize = 64;
