@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use limiter_tests::{
-    agent::{Agent, Metrics},
+    agent::{Agent, Metrics, binary},
     client::{self, EchoServer, Pace},
     frames,
     generator::{Flood, Generator, Order, Sources},
@@ -65,8 +65,9 @@ fn path(from: &Interface, source: &str, to: &Interface, destination: &str) -> Re
 }
 
 fn enforced(head: &str, interfaces: &[&str], rest: &str) -> String {
-    let interfaces: String =
+    let interfaces: Vec<_> =
         interfaces.iter().map(|name| format!("[[interface]]\nname = \"{name}\"\n")).collect();
+    let interfaces = interfaces.concat();
     format!("mode = \"enforce\"\n{head}\n{interfaces}{rest}{NOTHING}")
 }
 
@@ -395,8 +396,12 @@ fn status_and_check_show_the_reserves() -> Result<()> {
     let agent = Agent::start(&edge, &enforced("", &["edge0"], reserve))?;
     let file = agent.configuration().display().to_string();
     let status = String::from_utf8(agent.command(&["status"])?.stdout)?;
-    let check = String::from_utf8(agent.command(&["check", &file])?.stdout)?;
-    for text in [&status, &check] {
+    let check = |arguments: &[&str]| -> Result<String> {
+        let output = edge.command(binary()?).arg("check").args(arguments).arg(&file).output()?;
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let (checked, json) = (check(&[])?, check(&["--json"])?);
+    for text in [&status, &checked] {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let lines: Vec<_> = text.lines().map(words).collect();
         for expected in [
@@ -415,9 +420,7 @@ fn status_and_check_show_the_reserves() -> Result<()> {
             "{text}"
         );
     }
-    for json in [agent.get("/v1/status")?, {
-        String::from_utf8(agent.command(&["check", "--json", &file])?.stdout)?
-    }] {
+    for json in [agent.get("/v1/status")?, json] {
         let json: Value = serde_json::from_str(&json)?;
         assert_eq!(json["reserves"][0]["interface"], "edge*", "{json}");
         assert_eq!(json["reserves"][0]["built_in"], false, "{json}");

@@ -54,7 +54,7 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     if a != b {
         changes.push(format!(
             "reserves: {}",
-            b.iter().map(|it| it.name()).collect::<Vec<_>>().join(", ")
+            b.iter().map(Reserve::name).collect::<Vec<_>>().join(", ")
         ));
     }
     if old.ceilings != new.ceilings {

@@ -71,15 +71,15 @@ impl fmt::Display for Match {
         } else {
             parts.push(list(self.protocols.iter().map(|it| name(*it)).collect()));
         }
-        let ports = |ports: &PortSet| list(ports.0.iter().map(plain).collect());
-        parts.extend(self.ports.as_ref().map(|set| format!("to {}", ports(set))));
-        parts.extend(self.source_ports.as_ref().map(|set| format!("from {}", ports(set))));
+        let ranges = |set: &PortSet| list(set.0.iter().map(plain).collect());
+        parts.extend(self.ports.as_ref().map(|set| format!("to {}", ranges(set))));
+        parts.extend(self.source_ports.as_ref().map(|set| format!("from {}", ranges(set))));
         parts.extend(self.flags.map(|flags| format!("flags {flags}")));
         if !self.icmp_types.is_empty() {
             let types = PortSet::new(
                 self.icmp_types.iter().map(|it| (*it).into()..=(*it).into()).collect(),
             );
-            parts.push(format!("type {}", ports(&types)));
+            parts.push(format!("type {}", ranges(&types)));
         }
         parts
             .extend(self.fragment.map(|is| if is { "fragment" } else { "no fragment" }.to_owned()));

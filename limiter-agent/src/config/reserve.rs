@@ -215,12 +215,14 @@ fn bound_to(
     Some(Some(pattern))
 }
 
-/// A tenth of the rate and of the burst, but at least ten at once; the same where that is too little to be
-/// enforced.
+/// A tenth of the rate and of the burst, but at least ten at once; the whole rate where a tenth is too little
+/// to be enforced.
 fn tenth(packets: Budget) -> Budget {
     let burst = packets.burst.div_ceil(10).max(10);
-    let tenth = packets.rate.over(10).map(|rate| Budget { rate, burst });
-    tenth.ok().filter(|tenth| tenth.packets().is_ok()).unwrap_or(packets)
+    let tenth = packets.rate.over(10).ok().map(|rate| Budget { rate, burst });
+    let whole = Budget { burst, ..packets };
+    let enforceable = |budget: &Budget| budget.packets().is_ok();
+    tenth.filter(enforceable).or(Some(whole).filter(enforceable)).unwrap_or(packets)
 }
 
 /// The built-in `reserve` beside the operator's classes, which it gives way to where it would leave one

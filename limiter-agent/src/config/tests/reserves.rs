@@ -48,8 +48,8 @@ fn one_of_the_same_name_or_match_takes_the_place_of_a_built_in_one() {
     assert_eq!(ssh.class.name, "reserve-ssh");
     assert_eq!(ssh.interface.as_ref().map(Pattern::as_str), Some("eth0"));
     // A tenth of 1000/s and 2000, and ten times.
-    let budget = |rate: u64, burst| Some(Budget { rate: Rate::new(rate, 1).unwrap(), burst });
-    let limit = |budget: Option<Budget>| budget.map(|it| (it.rate.per_second() as u64, it.burst));
+    let budget = |rate, burst| Some(Budget { rate: Rate::new(rate, 1).unwrap(), burst });
+    let limit = |budget: Option<Budget>| budget.map(|it| it.packets().unwrap());
     assert_eq!(limit(ssh.class.new_sources), limit(budget(100, 200)));
     assert_eq!(limit(ssh.class.unproven), limit(budget(10_000, 20_000)));
 
@@ -159,9 +159,10 @@ fn what_is_wrong_with_a_reserve() {
 
 #[test]
 fn reserves_and_classes_share_the_room_for_classes() {
-    let classes: String = (0..57)
+    let classes: Vec<_> = (0..57)
         .map(|i| format!("[[class]]\nname = \"c{i}\"\nmatch = {{ protocol = {i} }}\n{PACKETS}\n"))
         .collect();
+    let classes = classes.concat();
     let text = |more: &str| {
         format!(
             "[[interface]]\nname = \"eth0\"\n{classes}{more}[[class]]\nname = \"rest\"\n{PACKETS}"
