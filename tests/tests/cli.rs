@@ -91,10 +91,13 @@ fn check(path: &Path) -> Result<Verdict> {
         errors.collect::<Result<Vec<_>>>()?.into_iter().unzip();
     if valid {
         assert!(errors.is_empty(), "{name}: {said}");
-        let line = stdout(&text);
+        // And the reserves, after an empty line.
+        let said = stdout(&text);
+        let lines: Vec<_> = said.lines().collect();
         assert!(
-            line.starts_with(&format!("{name}: valid; ")) && line.lines().count() == 1,
-            "{line}"
+            lines[0].starts_with(&format!("{name}: valid; "))
+                && lines.get(1).is_none_or(|line| line.is_empty()),
+            "{said}"
         );
     } else {
         assert_eq!(stderr(&text).lines().collect::<Vec<_>>(), printed);

@@ -621,5 +621,5 @@ fn a_reserve_that_would_hold_nowhere_is_refused() {
     );
     let config = Config::parse("limiter.toml", &text, WALL).unwrap();
     let error = plan(&config, &host(&["eth0"]), None).unwrap_err().to_string();
-    assert!(error.contains("limiter.toml:12: ") && error.contains("the reserve would"), "{error}");
+    assert!(error.contains("limiter.toml:13: ") && error.contains("the reserve would"), "{error}");
 }
