@@ -31,7 +31,8 @@ pub fn classify(settings: &Settings, packet: &Packet, slot: Slot) -> Option<usiz
     if settings.need.has(Need::LENGTH) {
         accepting &= settings.lengths.accepting(saturate(packet.length));
     }
-    if settings.need.has(Need::TTL) && packet.ttl != FROM_LINK {
+    // One word, beside those that were read: to ask whether it is needed costs more than to read it.
+    if packet.ttl != FROM_LINK {
         accepting &= settings.routed;
     }
     if settings.need.has(Need::INTERFACE) {

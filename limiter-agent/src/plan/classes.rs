@@ -47,7 +47,6 @@ fn reserves(reserves: &[Reserve], guarded: &[Guarded], settings: &mut Settings) 
         let others = !(1 << order);
         if reserve.from_link {
             settings.routed &= others;
-            settings.need = settings.need.with(Need::TTL);
         }
         let Some(pattern) = &reserve.interface else { continue };
         settings.need = settings.need.with(Need::INTERFACE);

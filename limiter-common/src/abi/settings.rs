@@ -114,10 +114,8 @@ impl Need {
     pub const LENGTH: Self = Self(4);
     /// There is a prefix, exemption or block.
     pub const POLICIES: Self = Self(8);
-    /// Some reserve asks for packets that no router forwarded.
-    pub const TTL: Self = Self(16);
     /// Some reserve is bound to interfaces.
-    pub const INTERFACE: Self = Self(32);
+    pub const INTERFACE: Self = Self(16);
 
     /// Whether all of `other` is needed.
     #[inline(always)]
