@@ -12,7 +12,7 @@ use crate::client::print;
 use crate::config::{Config, Diagnostic, LoadError};
 use crate::memory::map_memory;
 use crate::plan::{self, Host, HostInterface, MapSizes, PlanError};
-use crate::status::bytes;
+use crate::status::{Reserve, bytes, reserves};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -24,6 +24,8 @@ struct Verdict {
     /// Kernel memory that the maps will take; none if the file is not valid, or if that depends on
     /// the host's interfaces.
     map_memory_bytes: Option<u64>,
+    /// What no class limit starves, the built-in ones among them.
+    reserves: Vec<Reserve>,
 }
 
 /// Validates the file and says so.
@@ -47,7 +49,8 @@ pub fn check(args: &CheckArgs) -> Result<(), Failure> {
             || "how much memory its maps take depends on the host's interfaces".to_owned(),
             |memory| format!("its maps take about {} of kernel memory", bytes(memory)),
         );
-        return print(&format!("{}: valid; {memory}\n", verdict.file));
+        let reserves = reserves(&verdict.reserves);
+        return print(&format!("{}: valid; {memory}\n{reserves}", verdict.file));
     }
     let errors: Vec<_> = verdict.errors.iter().map(said).collect();
     Err(Failure::Request(errors.join("\n")))
@@ -61,6 +64,7 @@ fn judge(file: &Path) -> Verdict {
         errors,
         warnings: Vec::new(),
         map_memory_bytes: None,
+        reserves: Vec::new(),
     };
     match Config::load(file) {
         Ok(config) => match sizes(&config) {
@@ -68,6 +72,7 @@ fn judge(file: &Path) -> Verdict {
                 file: name,
                 valid: true,
                 errors: Vec::new(),
+                reserves: Reserve::all(&config),
                 warnings: config.warnings,
                 map_memory_bytes: sizes.as_ref().map(map_memory),
             },
@@ -105,6 +110,7 @@ fn said(error: &Diagnostic) -> String {
 /// not fit the datapath, and says how large the maps are: none if that depends on the real host.
 pub(crate) fn sizes(config: &Config) -> Result<Option<MapSizes>, PlanError> {
     let bound = config.exemptions.iter().filter_map(|exemption| exemption.interface.as_ref());
+    let bound = bound.chain(config.reserves.iter().filter_map(|it| it.interface.as_ref()));
     let patterns = config.interfaces.iter().map(|interface| &interface.name).chain(bound);
     let interfaces = patterns.zip(1..).map(|(pattern, ifindex)| {
         let name = pattern.as_str().replace(['*', '?'], "0");
@@ -119,7 +125,7 @@ pub(crate) fn sizes(config: &Config) -> Result<Option<MapSizes>, PlanError> {
     match plan::plan(config, &host, None) {
         Ok(plan) => Ok(Some(plan.sizes)),
         // The invented host may lack what the real one has.
-        Err(PlanError::NoInterface { .. } | PlanError::ExemptNowhere { .. }) => Ok(None),
+        Err(PlanError::NoInterface { .. } | PlanError::BoundNowhere { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }

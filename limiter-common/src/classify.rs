@@ -3,14 +3,18 @@
 //! Each table answers "which classes accept this value" as a set of up to 64 bits, in the order of
 //! rules. The packet's class is the first that every table accepts; no rule is walked.
 
-use crate::abi::{Need, Settings};
+use crate::abi::{MAX_INTERFACES, Need, Settings, Slot};
 use crate::packet::Packet;
 
-/// The place of the packet's class in the order of rules; `None` if no class takes it, which a
-/// configuration with its catch-all never lets happen.
+/// The TTL, or hop limit, of a packet that no router has forwarded: the highest there is, and each
+/// takes off one (RFC 5082 §3).
+const FROM_LINK: u8 = 255;
+
+/// The place in the order of rules of the class of a `packet` that arrived on `slot`; `None` if no class
+/// takes it, which a configuration with its catch-all never lets happen.
 #[inline(always)]
 #[must_use]
-pub fn classify(settings: &Settings, packet: &Packet) -> Option<usize> {
+pub fn classify(settings: &Settings, packet: &Packet, slot: Slot) -> Option<usize> {
     let mut accepting = settings.protocols[packet.protocol.index()];
     if settings.need.has(Need::DESTINATION_PORT) {
         accepting &= match packet.ports {
@@ -26,6 +30,13 @@ pub fn classify(settings: &Settings, packet: &Packet) -> Option<usize> {
     }
     if settings.need.has(Need::LENGTH) {
         accepting &= settings.lengths.accepting(saturate(packet.length));
+    }
+    // One word, beside those that were read: to ask whether it is needed costs more than to read it.
+    if packet.ttl != FROM_LINK {
+        accepting &= settings.routed;
+    }
+    if settings.need.has(Need::INTERFACE) {
+        accepting &= settings.interfaces[slot.index() % MAX_INTERFACES];
     }
     (accepting != 0).then(|| accepting.trailing_zeros() as usize)
 }

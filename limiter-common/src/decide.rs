@@ -2,7 +2,7 @@
 
 use crate::abi::{
     BudgetCell, Ceiling, ClassId, ClassSettings, LimitsIndex, Mode, Need, Policy, PolicyId,
-    PrefixKey, Settings, Slot, SourceAddress,
+    PrefixKey, Settings, Slot, SourceAddress, Traits,
 };
 use crate::bucket::{self, Cell, Moment};
 use crate::classify::classify;
@@ -160,7 +160,7 @@ pub fn decide<V: PacketView + ?Sized, E: Env>(
         }
         Frame::NonIp => (Family::Other, Reason::NonIp),
         Frame::Malformed(family) => (family, Reason::Malformed),
-        Frame::Neighbour(family) => (family, neighbour(slot, settings, env)),
+        Frame::Neighbour(family) => (family, neighbour(family, slot, settings, env)),
     };
     Decision::unread(view, outside(family, reason))
 }
@@ -175,7 +175,7 @@ fn classified<E: Env>(
 ) -> Option<Outcome> {
     let coarse = env.now(Clock::COARSE, settings);
     let sighting = Sighting::new(packet.source, coarse, env);
-    let order = classify(settings, packet)?;
+    let order = classify(settings, packet, slot)?;
     let class = settings.classes.get(order)?;
     let class = env.pinned(class);
     let reason = if class.mode == Mode::BYPASS {
@@ -236,13 +236,16 @@ impl Sighting {
     }
 }
 
-/// ARP and neighbour discovery: one cap for both on an interface, so that neither can be used to
-/// flood.
+/// ARP and neighbour discovery: a cap for each on an interface, so that neither can be used to flood,
+/// nor to starve the other.
 #[inline(always)]
-fn neighbour<E: Env>(slot: Slot, settings: &Settings, env: &E) -> Reason {
-    let cap = &settings.neighbours;
+fn neighbour<E: Env>(family: Family, slot: Slot, settings: &Settings, env: &E) -> Reason {
+    let (cap, cell) = match family {
+        Family::Ipv6 => (&settings.nd, BudgetCell::nd(slot)),
+        Family::Ipv4 | Family::Other => (&settings.arp, BudgetCell::arp(slot)),
+    };
     let mut moment = moment(env.now(Clock::FINE, settings), Clock::FINE, settings, env);
-    let Some(cell) = env.budget(BudgetCell::neighbours(slot)) else { return Reason::Neighbour };
+    let Some(cell) = env.budget(cell) else { return Reason::Neighbour };
     if bucket::admit(&cell, &mut moment, cap.cost(), cap.tolerance()) {
         Reason::Neighbour
     } else {
@@ -349,7 +352,7 @@ fn gate<E: Env>(
     // First what a flood of forged sources spends first. A source that is proven, or is one of the few
     // that the filter of the proven takes for such, and was not seen for so long that its bucket is full
     // again, has none that counts: it would meet this budget after two lines of the table.
-    let has_no_bucket = class.refills_unseen != 0 && seen == Seen::NOT;
+    let has_no_bucket = class.traits.has(Traits::REFILLS_UNSEEN) && seen == Seen::NOT;
     if (standing == Standing::STRANGER || has_no_bucket)
         && !is_welcome(standing, class, now, settings, env)
     {
@@ -406,7 +409,8 @@ fn has_room<E: Env>(
     env.budget(cell).is_none_or(|cell| bucket::has_room(&cell, now, budget.cost(), tolerance))
 }
 
-/// Whether the budgets for new sources, the class's and the common one, have room for one more.
+/// Whether the budgets for new sources, the class's and the common one, have room for one more. A
+/// reserve has its own only: what floods other classes cannot spend it, nor the reverse.
 /// Only reads, so that a flood of forged sources does not fight over them.
 #[inline(always)]
 fn is_welcome<E: Env>(
@@ -423,7 +427,8 @@ fn is_welcome<E: Env>(
             return false;
         }
     }
-    has_room(BudgetCell::new_sources(ClassId::NONE), all, reach(standing, all), now, env)
+    class.traits.has(Traits::RESERVED)
+        || has_room(BudgetCell::new_sources(ClassId::NONE), all, reach(standing, all), now, env)
 }
 
 /// Lets a source in that has no bucket, at the expense of the budgets, or says why not.
@@ -445,17 +450,23 @@ fn admit<E: Env>(
     if packet.address.is_martian() || env.is_own(packet.address) {
         return Some(Reason::Martian);
     }
-    let site = &settings.new_sources_site;
+    // Half of a reserve's budget is the most that one site has of it.
+    let is_reserved = class.traits.has(Traits::RESERVED);
+    let half = class.new_sources.half();
+    let (site, owner) =
+        if is_reserved { (&half, class.id) } else { (&settings.new_sources_site, ALL) };
     if site.is_limited()
         && let Some(prefix) = WidePrefix::around(packet.source, Ceiling::V6Site)
     {
         let prefix = WidePrefix { kind: WidePrefix::ADMISSIONS, ..prefix };
-        if !env.admit_ceiling(prefix, ALL, now, site.cost(), reach(standing, site)) {
+        if !env.admit_ceiling(prefix, owner, now, site.cost(), reach(standing, site)) {
             return Some(Reason::NewSource);
         }
     }
     add(BudgetCell::new_sources(class.id), &class.new_sources, now, env);
-    add(BudgetCell::new_sources(ClassId::NONE), &settings.new_sources, now, env);
+    if !is_reserved {
+        add(BudgetCell::new_sources(ClassId::NONE), &settings.new_sources, now, env);
+    }
     None
 }
 

@@ -130,6 +130,14 @@ impl PacketLimit {
         Self { cost: if is_lost { 1 } else { cost }, tolerance: self.tolerance }
     }
 
+    /// Half of the rate and the burst, which stays one packet at least.
+    #[inline(always)]
+    #[must_use]
+    pub const fn half(self) -> Self {
+        let cost = self.cost << 1;
+        Self { cost, tolerance: if cost > self.tolerance { cost } else { self.tolerance } }
+    }
+
     /// Ticks that one packet costs; 0 if packets are not limited.
     #[inline(always)]
     #[must_use]

@@ -81,7 +81,7 @@ fn with_classes(numbers: impl IntoIterator<Item = u16>) -> String {
         })
         .collect();
     format!(
-        "[[interface]]\nname = \"edge0\"\n{}[[class]]\nname = \"rest\"\n{budget}\n\
+        "default_reserves = []\n[[interface]]\nname = \"edge0\"\n{}[[class]]\nname = \"rest\"\n{budget}\n\
          [table]\nipv4_sources = 4096\nipv6_sources = 4096\n",
         classes.concat()
     )

@@ -5,6 +5,7 @@
 //! Limits of one packet per hour make the table independent of time.
 
 mod common;
+mod reserved_rows;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -184,23 +185,27 @@ fn table() -> Vec<Row> {
             vec![ethernet(38, &[0; 46])],
             vec![(Other, "none", NonIp, Pass)],
         ),
-        // Neighbours: one cap for the interface, both protocols.
+        // Neighbours: a cap for each of the two on the interface.
         row(
             "ARP and neighbour discovery",
             On::Lan,
             vec![
-                ethernet(0x0806, &[0; 46]),
                 nd(v6(30), 135, 255),
                 nd(v6(31), 136, 255),
-                ethernet(0x0806, &[0; 46]),
                 nd(v6(30), 133, 255),
+                ethernet(0x0806, &[0; 46]),
+                ethernet(0x0806, &[0; 46]),
+                ethernet(0x0806, &[0; 46]),
+                ethernet(0x0806, &[0; 46]),
             ],
             vec![
-                (Other, "none", Neighbour, Pass),
                 (Ipv6, "none", Neighbour, Pass),
                 (Ipv6, "none", Neighbour, Pass),
-                (Other, "none", NeighbourRate, Drop),
                 (Ipv6, "none", NeighbourRate, Drop),
+                (Other, "none", Neighbour, Pass),
+                (Other, "none", Neighbour, Pass),
+                (Other, "none", Neighbour, Pass),
+                (Other, "none", NeighbourRate, Drop),
             ],
         ),
         limited("neighbour discovery that was forwarded", &nd(v6(32), 135, 254), Ipv6, rest, 4),
@@ -358,6 +363,7 @@ fn table() -> Vec<Row> {
         ),
         limited("and itself", &udp(addr("192.0.2.200"), 9, 9, 100), Ipv4, rest, 4),
     ];
+    rows.extend(reserved_rows::rows());
     let four_of = |frames: Vec<Vec<u8>>, name| {
         let expected =
             (0..frames.len())

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::attach::Attached;
-use crate::config::{Class, Config, Exemption};
+use crate::config::{Class, Config, Exemption, Reserve};
 use crate::plan::Guarded;
 
 /// What only a start puts in force, as it did.
@@ -50,6 +50,13 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     }
     classes(old, new, &mut changes);
     lists(old, new, &mut changes);
+    let (a, b) = (reserves(old), reserves(new));
+    if a != b {
+        changes.push(format!(
+            "reserves: {}",
+            b.iter().map(Reserve::name).collect::<Vec<_>>().join(", ")
+        ));
+    }
     if old.ceilings != new.ceilings {
         changes.push("[aggregate] changed".to_owned());
     }
@@ -99,6 +106,13 @@ fn moved_to_line_0(config: &Config) -> Vec<Exemption> {
     config.exemptions.iter().map(|it| Exemption { line: 0, ..it.clone() }).collect()
 }
 
+/// The reserves, wherever they stand in the file.
+fn reserves(config: &Config) -> Vec<Reserve> {
+    let moved =
+        |it: &Reserve| Reserve { class: Class { line: 0, ..it.class.clone() }, ..it.clone() };
+    config.reserves.iter().map(moved).collect()
+}
+
 fn lists(old: &Config, new: &Config, changes: &mut Vec<String>) {
     let mut note = |what: &str, changed: bool, before: usize, now: usize| {
         if changed && before == now {
@@ -114,7 +128,7 @@ fn lists(old: &Config, new: &Config, changes: &mut Vec<String>) {
     let (a, b) = (&old.blocks, &new.blocks);
     note("blocks", a != b, a.len(), b.len());
     note("faults", old.faults != new.faults, 0, 0);
-    note("neighbour cap", old.neighbours != new.neighbours, 0, 0);
+    note("neighbour caps", old.neighbours != new.neighbours, 0, 0);
     note("budget for new sources", old.table.new_sources != new.table.new_sources, 0, 0);
 }
 

@@ -10,14 +10,14 @@ use limiter_common::time::Tick;
 use tokio::sync::Mutex;
 
 use super::Agent;
-use crate::config::{self, Budget, Config, FaultAction, Mode};
+use crate::config::{self, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind, Samples};
 use crate::host;
 use crate::memory::map_memory;
 use crate::plan::Names;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, Pending,
-    Status, Table, Total, utc,
+    Reserve, Status, Table, Total, utc,
 };
 use crate::telemetry::{InterfaceInfo, Snapshot};
 
@@ -94,6 +94,7 @@ impl Agent {
                 })
                 .to_vec(),
             interfaces: self.interfaces(),
+            reserves: Reserve::all(config),
             classes: classes(config),
             exemptions: exemptions(config),
             blocks: self.blocks(),
@@ -101,7 +102,7 @@ impl Agent {
                 .capacities()
                 .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
                 .to_vec(),
-            new_sources: limit(config.table.new_sources),
+            new_sources: config.table.new_sources.into(),
             proofs: match &self.deaf {
                 None => "handshakes".to_owned(),
                 Some(error) => format!("unavailable: {error}"),
@@ -244,17 +245,13 @@ fn classes(config: &Config) -> Vec<Class> {
     let classes = config.classes.iter().map(|class| Class {
         name: class.name.clone(),
         mode: mode(config, class).to_string(),
-        packets: class.allowance.packets.map(limit),
-        bytes: class.allowance.bytes.map(limit),
-        new_sources: class.new_sources.map(limit),
-        unproven: class.unproven.map(limit),
-        total: class.total.map(limit),
+        packets: class.allowance.packets.map(Limit::from),
+        bytes: class.allowance.bytes.map(Limit::from),
+        new_sources: class.new_sources.map(Limit::from),
+        unproven: class.unproven.map(Limit::from),
+        total: class.total.map(Limit::from),
     });
     classes.collect()
-}
-
-fn limit(budget: Budget) -> Limit {
-    Limit { per_second: budget.rate.per_second(), burst: budget.burst }
 }
 
 fn exemptions(config: &Config) -> Vec<Exemption> {

@@ -8,10 +8,13 @@ use super::cidr::Seen;
 use super::matcher::{self, PortSet};
 use super::reader::{Place, Table, Value};
 use super::units::Unit;
-use super::{Class, Match, budget, service};
+use super::{Class, Match, Reserve, budget, service};
 
 /// The groups of values that one dimension of the datapath's tables can tell apart.
 pub(crate) const MAX_GROUPS: usize = 256;
+
+/// The longest name of a class.
+pub(super) const LONGEST_NAME: usize = 32;
 
 /// A class as far as it could be read.
 pub(super) struct Draft<'r> {
@@ -21,6 +24,21 @@ pub(super) struct Draft<'r> {
     matcher: Matcher<'r>,
     /// The class; `None` if something was noted.
     pub(super) model: Option<Class>,
+}
+
+impl<'r> Draft<'r> {
+    /// Where it stands.
+    pub(super) const fn place(&self) -> &Place<'r> {
+        &self.place
+    }
+
+    /// What belongs to it, and where that is written.
+    pub(super) const fn matcher(&self) -> Option<(&Place<'r>, &Match)> {
+        match &self.matcher {
+            Matcher::Absent | Matcher::Wrong => None,
+            Matcher::Read(place, matcher) => Some((place, matcher)),
+        }
+    }
 }
 
 enum Matcher<'r> {
@@ -46,7 +64,6 @@ pub(super) fn read<'r>(root: &Table<'r>) -> Vec<Draft<'r>> {
     if classes.len() <= MAX_CLASSES {
         reachable(&classes);
     }
-    few_groups(&classes);
     classes
 }
 
@@ -95,18 +112,30 @@ fn match_of(value: Value<'_>) -> Matcher<'_> {
 
 /// Names are label values in metrics and arguments of commands.
 fn valid_name<'r>(value: &Value<'r>, name: &'r str) -> Option<&'r str> {
-    let letter = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+    if name.starts_with(Reserve::PREFIX) {
+        value.place().error(
+            format!("names that begin with \"{}\" are those of reserves", Reserve::PREFIX),
+            "choose another name, or make it a [[reserve]]",
+        );
+        return None;
+    }
     if name == "none" {
         let cause = "\"none\" is what metrics call packets without a class";
         value.place().error(cause, "choose another name");
         return None;
     }
-    if name.is_empty() || name.len() > 32 || !name.bytes().all(letter) {
+    if !can_be_a_name(name, LONGEST_NAME) {
         let cause = format!("\"{name}\" cannot be the name of a class");
         value.place().error(cause, "write 1 to 32 of a-z, 0-9, _ and -");
         return None;
     }
     Some(name)
+}
+
+/// Whether `name` has 1 to `longest` of the letters that names have.
+pub(super) fn can_be_a_name(name: &str, longest: usize) -> bool {
+    let letter = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+    (1..=longest).contains(&name.len()) && name.bytes().all(letter)
 }
 
 fn distinct_names(classes: &[Draft<'_>]) {
@@ -157,13 +186,12 @@ fn reachable(classes: &[Draft<'_>]) {
     }
 }
 
-/// The datapath's tables hold a bounded number of distinct sets of ports.
-fn few_groups(classes: &[Draft<'_>]) {
-    let matcher = |class: &'_ Draft<'_>| match &class.matcher {
-        Matcher::Absent | Matcher::Wrong => None,
-        Matcher::Read(_, matcher) => Some(matcher.clone()),
-    };
-    let matchers: Vec<_> = classes.iter().take(MAX_CLASSES).map(matcher).collect();
+/// The datapath's tables hold a bounded number of distinct sets of ports, for classes and the `reserved`
+/// together.
+pub(super) fn few_groups(reserved: impl Iterator<Item = Match>, classes: &[Draft<'_>]) {
+    let matcher = |class: &'_ Draft<'_>| class.matcher().map(|(_, matcher)| matcher.clone());
+    let matchers = reserved.map(Some).chain(classes.iter().map(matcher));
+    let matchers: Vec<_> = matchers.take(MAX_CLASSES).collect();
     let count = |key: &str, set: fn(&Match) -> Option<&PortSet>| {
         let sets = matchers.iter().map(|matcher| matcher.as_ref().and_then(set));
         let groups = matcher::accepting(sets).into_iter().collect::<HashSet<_>>().len();

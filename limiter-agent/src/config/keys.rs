@@ -8,11 +8,13 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "mode",
             "on_agent_loss",
             "agent_lease",
+            "default_reserves",
             "interface",
             "table",
             "aggregate",
             "neighbour",
             "faults",
+            "reserve",
             "class",
             "prefix",
             "exempt",
@@ -26,9 +28,19 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("table.new_sources", &["rate", "burst"]),
     ("aggregate", &["ipv6_56", "ipv6_48", "ipv4_24", "ipv6_48_new_sources"]),
     ("aggregate.ipv6_48_new_sources", &["rate", "burst"]),
-    ("neighbour", &["packets"]),
+    ("neighbour", &["packets", "arp", "nd"]),
     ("neighbour.packets", &["rate", "burst"]),
+    ("neighbour.arp", &["rate", "burst"]),
+    ("neighbour.nd", &["rate", "burst"]),
     ("faults", &["malformed", "table_full"]),
+    ("reserve", &["name", "match", "interface", "ttl", "packets", "new_sources", "unproven"]),
+    (
+        "reserve.match",
+        &["protocol", "ports", "source_ports", "flags", "icmp_type", "fragment", "max_bytes"],
+    ),
+    ("reserve.packets", &["rate", "burst"]),
+    ("reserve.new_sources", &["rate", "burst"]),
+    ("reserve.unproven", &["rate", "burst"]),
     ("class", &["name", "match", "packets", "bytes", "new_sources", "unproven", "total", "mode"]),
     (
         "class.match",
@@ -51,7 +63,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection
 /// that would not be there, so they get a message of their own.
-const PLANNED: &[&str] = &["established", "fleet", "lease", "reserve", "vlan"];
+const PLANNED: &[&str] = &["established", "fleet", "lease", "vlan"];
 
 /// The keys of `table`.
 pub(super) fn of(table: &str) -> &'static [&'static str] {

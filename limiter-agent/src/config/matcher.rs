@@ -1,5 +1,6 @@
 //! `match = { … }`: which packets belong to a class.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use limiter_common::abi::L4Index;
@@ -57,6 +58,33 @@ impl Match {
             && within(&self.source_ports, &other.source_ports)
             && within(&self.lengths(), &other.lengths())
             && L4::all().all(|l4| !other.accepts(l4) || self.accepts(l4))
+    }
+}
+
+/// For people: `udp to 67-68,546-547`.
+impl fmt::Display for Match {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |items: Vec<String>| items.join(",");
+        let mut parts = Vec::new();
+        if self.protocols.is_empty() {
+            parts.push("any".to_owned());
+        } else {
+            parts.push(list(self.protocols.iter().map(|it| name(*it)).collect()));
+        }
+        let ranges = |set: &PortSet| list(set.0.iter().map(plain).collect());
+        parts.extend(self.ports.as_ref().map(|set| format!("to {}", ranges(set))));
+        parts.extend(self.source_ports.as_ref().map(|set| format!("from {}", ranges(set))));
+        parts.extend(self.flags.map(|flags| format!("flags {flags}")));
+        if !self.icmp_types.is_empty() {
+            let types = PortSet::new(
+                self.icmp_types.iter().map(|it| (*it).into()..=(*it).into()).collect(),
+            );
+            parts.push(format!("type {}", ranges(&types)));
+        }
+        parts
+            .extend(self.fragment.map(|is| if is { "fragment" } else { "no fragment" }.to_owned()));
+        parts.extend(self.max_bytes.map(|most| format!("up to {most} bytes")));
+        out.write_str(&parts.join(" "))
     }
 }
 
@@ -125,6 +153,18 @@ impl Flags {
     #[must_use]
     pub const fn accepts(self, flags: u8) -> bool {
         flags & self.set == self.set && flags & self.clear == 0
+    }
+}
+
+/// As they are written in the file.
+impl fmt::Display for Flags {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |bits: u8, mark: &'static str| {
+            let chosen = FLAGS.iter().filter(move |(_, bit)| bits & bit != 0);
+            chosen.map(move |(name, _)| format!("{mark}{name}"))
+        };
+        let all: Vec<_> = named(self.set, "").chain(named(self.clear, "!")).collect();
+        out.write_str(&all.join(","))
     }
 }
 
@@ -440,6 +480,10 @@ fn name(protocol: u8) -> String {
 }
 
 fn show(range: &RangeInclusive<u16>) -> String {
+    if range.start() == range.end() { plain(range) } else { format!("\"{}\"", plain(range)) }
+}
+
+fn plain(range: &RangeInclusive<u16>) -> String {
     let (low, high) = (range.start(), range.end());
-    if low == high { low.to_string() } else { format!("\"{low}-{high}\"") }
+    if low == high { low.to_string() } else { format!("{low}-{high}") }
 }

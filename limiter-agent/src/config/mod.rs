@@ -16,6 +16,7 @@ mod matcher;
 mod model;
 mod policy;
 mod reader;
+mod reserve;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
     Allowance, Block, Budget, Ceilings, Class, Config, Exemption, FaultAction, Faults, Interface,
-    Mode, Pattern, Prefix, TableSizes, Xdp,
+    Mode, Neighbours, Pattern, Prefix, Reserve, TableSizes, Xdp,
 };
 use reader::Reader;
 
@@ -90,6 +91,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let faults = service::faults(root);
     let agent_loss = service::agent_loss(root);
     let classes = class::read(root);
+    let reserves = reserve::read(root, &classes, &interfaces);
     let prefixes = policy::prefixes(root, &classes);
     let exemptions = policy::exemptions(root, &interfaces, now);
     let blocks = policy::blocks(root, now);
@@ -104,6 +106,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         neighbours: neighbours?,
         faults: faults?,
         agent_loss: agent_loss?,
+        reserves: reserves?,
         classes: classes.into_iter().map(|class| class.model).collect::<Option<_>>()?,
         prefixes: prefixes?,
         exemptions: exemptions?,

@@ -24,12 +24,14 @@ pub struct Config {
     pub table: TableSizes,
     /// The ceilings over wider prefixes.
     pub ceilings: Ceilings,
-    /// The cap on ARP and neighbour discovery, per interface.
-    pub neighbours: Budget,
+    /// The caps on ARP and neighbour discovery, per interface.
+    pub neighbours: Neighbours,
     /// What happens to packets that cannot be judged.
     pub faults: Faults,
     /// After so many seconds without an agent nothing is dropped; none if the limits hold on.
     pub agent_loss: Option<u32>,
+    /// What no class limit starves, before all classes and in order.
+    pub reserves: Vec<Reserve>,
     /// The rules in order; the last, and only the last, has no match.
     pub classes: Vec<Class>,
     /// Networks with limits of their own.
@@ -44,6 +46,14 @@ pub struct Config {
     pub control: PathBuf,
     /// What is allowed but deserves a line in the log, in the order of lines.
     pub warnings: Vec<Diagnostic>,
+}
+
+impl Config {
+    /// Everything that a packet may be counted as, in the order in which the datapath asks: the reserves,
+    /// then the classes.
+    pub fn rules(&self) -> impl Iterator<Item = &Class> {
+        self.reserves.iter().map(|reserve| &reserve.class).chain(&self.classes)
+    }
 }
 
 /// What is done with packets over a limit.
@@ -177,6 +187,15 @@ pub struct Ceilings {
     pub ipv6_48_new_sources: Budget,
 }
 
+/// `[neighbour]`: caps for each interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbours {
+    /// On ARP.
+    pub arp: Budget,
+    /// On IPv6 neighbour discovery.
+    pub nd: Budget,
+}
+
 /// `[faults]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Faults {
@@ -280,6 +299,30 @@ pub struct Class {
     pub mode: Option<Mode>,
     /// The line in the file.
     pub line: usize,
+}
+
+/// `[[reserve]]`, or a built-in one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// As a class: its label in metrics, what belongs to it, what one source may send, and its own budgets.
+    pub class: Class,
+    /// The interfaces that it holds on; all if none.
+    pub interface: Option<Pattern>,
+    /// Whether it is only for packets that no router forwarded (`ttl = 255`).
+    pub from_link: bool,
+    /// Whether it is not from the file.
+    pub built_in: bool,
+}
+
+impl Reserve {
+    /// What its label begins with.
+    pub const PREFIX: &str = "reserve-";
+
+    /// Its name in the file.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.class.name.strip_prefix(Self::PREFIX).unwrap_or(&self.class.name)
+    }
 }
 
 /// `[[prefix]]`.

@@ -216,8 +216,8 @@ fn own_limits(table: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Limits>> {
     classes.iter().filter_map(|class| class.model.as_ref()).map(of_class).collect()
 }
 
-/// Notes an interface that is not guarded: nothing arrives there that could be exempt.
-fn configured(
+/// Notes an interface that is not guarded: nothing arrives there that could be exempt, or reserved.
+pub(super) fn configured(
     place: &Place<'_>,
     pattern: &Pattern,
     interfaces: &[Option<Interface>],

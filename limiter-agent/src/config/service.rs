@@ -8,7 +8,7 @@ use limiter_common::units::Rate;
 
 use super::reader::Table;
 use super::units::Unit;
-use super::{Budget, Ceilings, FaultAction, Faults, Mode, TableSizes, budget};
+use super::{Budget, Ceilings, FaultAction, Faults, Mode, Neighbours, TableSizes, budget};
 
 /// The mode at `key`, none if it is not there.
 #[expect(clippy::option_option, reason = "absent and wrong are two things")]
@@ -71,15 +71,20 @@ pub(super) fn ceilings(root: &Table<'_>, sizes: Option<TableSizes>) -> Option<Ce
     })
 }
 
-pub(super) fn neighbours(root: &Table<'_>) -> Option<Budget> {
-    let packets = match root.get("neighbour") {
+/// `packets` for each of the two, unless one has its own.
+pub(super) fn neighbours(root: &Table<'_>) -> Option<Neighbours> {
+    let table = match root.get("neighbour") {
         None => None,
-        Some(value) => value.table("write [neighbour]")?.get("packets"),
+        Some(value) => Some(value.table("write [neighbour]")?),
     };
-    match packets {
-        None => Some(Budget { rate: Rate::new(5_000, 1).ok()?, burst: 10_000 }),
+    let read = |key, default| match table.as_ref().and_then(|table| table.get(key)) {
+        None => default,
         Some(value) => budget::budget(value, Unit::Packets),
-    }
+    };
+    let default = Budget { rate: Rate::new(5_000, 1).ok()?, burst: 10_000 };
+    let each = read("packets", Some(default));
+    let (arp, nd) = (read("arp", each), read("nd", each));
+    Some(Neighbours { arp: arp?, nd: nd? })
 }
 
 pub(super) fn faults(root: &Table<'_>) -> Option<Faults> {

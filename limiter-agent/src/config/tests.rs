@@ -2,6 +2,7 @@
 
 mod classes;
 mod policies;
+mod reserves;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -72,7 +73,7 @@ fn the_least_file_has_the_documented_defaults() {
     let new_sources = Budget { rate: Rate::new(10_000, 1).unwrap(), burst: 100_000 };
     let size = TableSizes { ipv4_sources: 1_000_000, ipv6_sources: 1_000_000, new_sources };
     assert_eq!(config.table, size);
-    assert_eq!(config.neighbours.burst, 10_000);
+    assert_eq!([config.neighbours.arp.burst, config.neighbours.nd.burst], [10_000; 2]);
     let faults = Faults { malformed: FaultAction::Drop, table_full: FaultAction::Pass };
     assert_eq!(config.faults, faults);
     assert_eq!(config.metrics.to_string(), "127.0.0.1:9478");
@@ -276,7 +277,6 @@ fn a_misspelt_key_is_not_missing_as_well() {
 fn keys_of_later_versions() {
     let cases = [
         (with("[established]"), "6:2: established"),
-        (with("[[reserve]]"), "6:3: reserve"),
         (with("[fleet]"), "6:2: fleet"),
         (format!("lease = 1\n{}", with("")), "1:1: lease"),
         (format!("on_agent_loss = \"observe\"\n{}", with("")), "1:1: on_agent_loss"),
@@ -468,8 +468,12 @@ fn documented() -> BTreeSet<(String, String)> {
 fn the_reference_has_the_keys_that_there_are() {
     let mut known = BTreeSet::new();
     for (table, keys) in keys::TABLES {
-        // Budgets are described once.
-        let table = if keys == &["rate", "burst"] { "packets" } else { table };
+        // Budgets and matchers are described once.
+        let table = match *table {
+            _ if keys == &["rate", "burst"] => "packets",
+            "reserve.match" => "class.match",
+            table => table,
+        };
         known.extend(keys.iter().map(|key| (table.to_owned(), (*key).to_owned())));
     }
     assert_eq!(documented(), known);

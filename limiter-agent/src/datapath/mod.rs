@@ -331,10 +331,11 @@ impl Datapath {
         for (_, cell, budget) in plan.budgets() {
             bucket::clamp(&self.shared.budget(cell), now, reach(Standing::PROVEN, &budget));
         }
-        let cap = plan.settings.neighbours;
+        let (arp, nd) = (plan.settings.arp, plan.settings.nd);
         for slot in (0..).map(Slot).take(MAX_INTERFACES) {
-            let cell = self.shared.budget(BudgetCell::neighbours(slot));
-            bucket::clamp(&cell, now, cap.tolerance());
+            for (cell, cap) in [(BudgetCell::arp(slot), arp), (BudgetCell::nd(slot), nd)] {
+                bucket::clamp(&self.shared.budget(cell), now, cap.tolerance());
+            }
         }
     }
 

@@ -5,14 +5,18 @@
 
 use std::collections::HashMap;
 
-use limiter_common::abi::{Dimension, Need, Settings};
+use limiter_common::abi::{Dimension, Need, Settings, Slot};
 
-use super::PlanError;
-use crate::config::{Class, L4, Match, PortSet, accepting};
+use super::{Guarded, PlanError};
+use crate::config::{Config, L4, Match, PortSet, Reserve, accepting};
 
 /// Fills in the tables, and which of them are needed.
-pub(super) fn compile(classes: &[Class], settings: &mut Settings) -> Result<(), PlanError> {
-    let matchers: Vec<_> = classes.iter().map(|class| class.matcher.as_ref()).collect();
+pub(super) fn compile(
+    config: &Config,
+    guarded: &[Guarded],
+    settings: &mut Settings,
+) -> Result<(), PlanError> {
+    let matchers: Vec<_> = config.rules().map(|class| class.matcher.as_ref()).collect();
     for l4 in L4::all() {
         settings.protocols[l4.index().index()] =
             set(matchers.iter().map(|matcher| matcher.is_none_or(|matcher| matcher.accepts(l4))));
@@ -33,7 +37,26 @@ pub(super) fn compile(classes: &[Class], settings: &mut Settings) -> Result<(), 
         }
         dimension(&sets, table).ok_or(PlanError::TooManyGroups { key })?;
     }
+    reserves(&config.reserves, guarded, settings);
     Ok(())
+}
+
+/// What reserves ask for besides: they are the first of the rules, and classes take any.
+fn reserves(reserves: &[Reserve], guarded: &[Guarded], settings: &mut Settings) {
+    for (order, reserve) in reserves.iter().enumerate() {
+        let others = !(1 << order);
+        if reserve.from_link {
+            settings.routed &= others;
+        }
+        let Some(pattern) = &reserve.interface else { continue };
+        settings.need = settings.need.with(Need::INTERFACE);
+        let is_meant = |slot| guarded.iter().any(|it| it.slot == slot && pattern.matches(&it.name));
+        for (slot, accepting) in (0..).map(Slot).zip(&mut settings.interfaces) {
+            if !is_meant(slot) {
+                *accepting &= others;
+            }
+        }
+    }
 }
 
 /// One dimension; `None` if it has more distinct sets of classes than groups.

@@ -47,7 +47,7 @@ pub(super) fn choose<'a>(
     if count > most {
         return Err(PlanError::TooManyInterfaces { file: config.file.clone(), count, most });
     }
-    exemptions(config, &chosen, was_guarded)?;
+    bound(config, &chosen, was_guarded)?;
     Ok(Choice { chosen, gone })
 }
 
@@ -102,20 +102,23 @@ pub(super) fn ingress(places: &[Ingress]) -> Result<(u32, [Ingress; Ingress::PLA
     Ok((multiplier, table))
 }
 
-/// Every exemption holds on some interface that is guarded.
-fn exemptions(
+/// Every exemption and every reserve holds on some interface that is guarded.
+fn bound(
     config: &Config,
     chosen: &Chosen<'_>,
     was_guarded: impl Fn(&Pattern) -> bool,
 ) -> Result<(), PlanError> {
-    for exemption in &config.exemptions {
-        let Some(pattern) = &exemption.interface else { continue };
+    let exemptions = config.exemptions.iter().map(|it| ("exemption", &it.interface, it.line));
+    let reserves = config.reserves.iter().map(|it| ("reserve", &it.interface, it.class.line));
+    for (what, pattern, line) in exemptions.chain(reserves) {
+        let Some(pattern) = pattern else { continue };
         if !was_guarded(pattern)
             && !chosen.iter().any(|(interface, _)| pattern.matches(&interface.name))
         {
-            return Err(PlanError::ExemptNowhere {
+            return Err(PlanError::BoundNowhere {
+                what,
                 file: config.file.clone(),
-                line: exemption.line,
+                line,
                 pattern: pattern.clone(),
                 guarded: names(chosen.iter().map(|(interface, _)| *interface)),
             });

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use limiter_common::Reason;
 use limiter_common::abi::{
     BudgetCell, Ceiling, ClassId, ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot,
-    SourceAddress,
+    SourceAddress, Traits,
 };
 use limiter_common::known::Filter;
 use limiter_common::time::{Clock, Nanos, Tick};
@@ -118,12 +118,14 @@ pub enum PlanError {
         /// The interfaces it has.
         present: String,
     },
-    /// An exemption is tied to an interface that no `[[interface]]` entry matches.
+    /// An exemption or a reserve is tied to an interface that no `[[interface]]` entry matches.
     #[error(
-        "{file}:{line}: nothing that is guarded is called \"{pattern}\", so the exemption would \
+        "{file}:{line}: nothing that is guarded is called \"{pattern}\", so the {what} would \
          hold nowhere; guarded are {guarded}: write one of these"
     )]
-    ExemptNowhere {
+    BoundNowhere {
+        /// What is tied to it.
+        what: &'static str,
         /// The configuration file.
         file: String,
         /// The line of the entry.
@@ -227,7 +229,13 @@ impl From<LimitError> for PlanError {
 pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Plan, PlanError> {
     let interfaces::Choice { chosen, gone } = interfaces::choose(config, host, previous)?;
     let live = names::Live {
-        classes: config.classes.iter().map(|class| class.name.as_str()).collect(),
+        // Reserves last: so classes have the numbers that they have without any.
+        classes: config
+            .classes
+            .iter()
+            .chain(config.reserves.iter().map(|reserve| &reserve.class))
+            .map(|class| class.name.as_str())
+            .collect(),
         interfaces: chosen.iter().map(|(interface, _)| interface.name.as_str()).collect(),
     };
     let names = Names::assign(previous, &live);
@@ -237,7 +245,8 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     frames_fit(config, &chosen, &policies.limits)?;
 
     let mut settings = Box::new(Settings::EMPTY);
-    settings.neighbours = config.neighbours.packets()?;
+    settings.arp = config.neighbours.arp.packets()?;
+    settings.nd = config.neighbours.nd.packets()?;
     settings.new_sources = config.table.new_sources.packets()?;
     settings.new_sources_site = config.ceilings.ipv6_48_new_sources.packets()?;
     settings.exempting = policies.policies.iter().fold(0, |bits, it| bits | it.exempt.slots());
@@ -245,8 +254,8 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     settings.drops = drops(config.faults);
     settings.ingress_multiplier = multiplier;
     settings.ingress = ingress;
-    classes::compile(&config.classes, &mut settings)?;
-    for (class, place) in config.classes.iter().zip(&mut settings.classes) {
+    classes::compile(config, &guarded, &mut settings)?;
+    for ((order, class), place) in config.rules().enumerate().zip(&mut settings.classes) {
         let id = names.class(&class.name);
         let sum = |budget: Option<Budget>| budget.map_or(Ok(PacketLimit::NONE), Budget::packets);
         *place = ClassSettings {
@@ -254,9 +263,14 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
             new_sources: sum(class.new_sources)?,
             unproven: sum(class.unproven)?,
             total: sum(class.total)?,
-            ceilings: ceilings(config.ceilings, class.limits.packets),
+            ceilings: if order < config.reserves.len() {
+                [PacketLimit::NONE; Ceiling::COUNT]
+            } else {
+                ceilings(config.ceilings, class.limits.packets)
+            },
             id,
             mode: mode(config.mode, class.mode),
+            traits: Traits::default().with(Traits::RESERVED, order < config.reserves.len()),
             ..*place
         };
         settings.class_count += 1;
@@ -302,8 +316,9 @@ fn frames_fit(
     let largest = chosen.iter().map(|(interface, _)| *interface).max_by_key(|it| it.mtu);
     let Some(HostInterface { name, mtu, .. }) = largest else { return Ok(()) };
     let frame = mtu.saturating_add(ETHERNET_HEADER);
-    for (order, class) in config.classes.iter().enumerate() {
-        let others = rows.iter().skip(order).step_by(config.classes.len());
+    let count = config.rules().count();
+    for (order, class) in config.rules().enumerate() {
+        let others = rows.iter().skip(order).step_by(count);
         let mut limits = std::iter::once(&class.limits).chain(others).map(|limits| limits.bytes);
         if limits.any(|bytes| bytes.cost_of(frame) > bytes.tolerance()) {
             return Err(PlanError::BurstBelowFrame {
@@ -363,13 +378,15 @@ fn times(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
             })
             .flatten()
             .collect();
-        let shared = [settings.new_sources, settings.new_sources_site];
-        let shared = shared.into_iter().chain([class.new_sources, class.unproven, class.total]);
+        let common = [settings.new_sources, settings.new_sources_site];
+        let common = common.into_iter().filter(|_| !class.traits.has(Traits::RESERVED));
+        let shared = common.chain([class.new_sources, class.unproven, class.total]);
         let shared = shared.chain(class.ceilings).filter_map(tolerance);
         let least = shared.chain(own.iter().copied()).min();
         class.clock = Clock::cheapest(least.unwrap_or(u64::MAX), tick);
         let remembered = Filter::Seen.lasts().0 << Tick::SHIFT;
-        class.refills_unseen = u32::from(own.iter().all(|tolerance| *tolerance <= remembered));
+        let refills = own.iter().all(|tolerance| *tolerance <= remembered);
+        class.traits = class.traits.with(Traits::REFILLS_UNSEEN, refills);
     }
 }
 

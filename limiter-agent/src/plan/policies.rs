@@ -47,7 +47,11 @@ pub(super) fn merge(config: &Config, host: &Host, guarded: &[Guarded]) -> Merged
         let policy = *numbers.entry(whole.clone()).or_insert(next);
         if policy == next {
             let limits = whole.limits.and_then(|place| config.prefixes.get(place));
-            let limits = limits.map_or(LimitsIndex::CLASS, |prefix| merged.rows(&prefix.limits));
+            // A reserve says all about itself: the limits of a prefix are those of classes.
+            let reserved = config.reserves.iter().map(|reserve| reserve.class.limits);
+            let limits = limits.map_or(LimitsIndex::CLASS, |prefix| {
+                merged.rows(&reserved.chain(prefix.limits.iter().copied()).collect::<Vec<_>>())
+            });
             merged.policies.push(whole.policy(limits));
         }
         let bits = u32::from(net.prefix_len());

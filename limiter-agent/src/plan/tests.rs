@@ -1,5 +1,7 @@
 //! Plans against naive readings of the same configuration.
 
+mod reserves;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use super::*;
 use crate::config::{Block, Class, Exemption, Flags, Match, PortSet};
 
 const FILE: &str = r#"
+default_reserves = []
 [[interface]]
 name = "eth*"
 [[class]]
@@ -102,11 +105,11 @@ fn a_class_whose_buckets_refill_soon_is_told_from_others() {
             "[[prefix]]\ncidr = \"203.0.113.0/24\"\n[[prefix.class]]\nname = \"rest\"\n\
              packets = {{ rate = \"1000/s\", burst = {burst} }}"
         );
-        planned(&config(&own)).settings.classes[1].refills_unseen
+        planned(&config(&own)).settings.classes[1].traits.has(Traits::REFILLS_UNSEEN)
     };
     // What is seen is remembered for 2³² ns.
-    assert_eq!(refills(4_294), 1);
-    assert_eq!(refills(4_295), 0);
+    assert!(refills(4_294));
+    assert!(!refills(4_295));
 }
 
 #[test]
@@ -161,12 +164,12 @@ fn globs_find_interfaces_and_a_full_name_goes_first() {
 #[test]
 fn an_interface_that_is_not_there() {
     let error = plan(&config(""), &host(&["lo", "ens5"]), None).unwrap_err().to_string();
-    assert!(error.starts_with("limiter.toml:2: this host has no interface \"eth*\""), "{error}");
+    assert!(error.starts_with("limiter.toml:3: this host has no interface \"eth*\""), "{error}");
     assert!(error.contains("it has lo, ens5: write one of these"), "{error}");
     let exempt = "[[exempt]]\ncidr = \"10.0.0.0/8\"\nowner = \"x\"\ninterface = \"eth7\"";
     let error = plan(&config(exempt), &host(&["eth0"]), None).unwrap_err().to_string();
     assert!(
-        error.starts_with("limiter.toml:12: nothing that is guarded is called \"eth7\""),
+        error.starts_with("limiter.toml:13: nothing that is guarded is called \"eth7\""),
         "{error}"
     );
     let many: Vec<_> = (0..32).map(|i| format!("eth{i}")).collect();
@@ -389,7 +392,7 @@ proptest! {
             let frame = sent.frame();
             let naive = matchers.iter().position(|matcher| sent.belongs(matcher));
             let expected = Some(naive.unwrap_or(matchers.len()));
-            prop_assert_eq!(classify(&settings, &packet(&frame)), expected, "{:?}", sent);
+            prop_assert_eq!(classify(&settings, &packet(&frame), Slot::UNKNOWN), expected, "{:?}", sent);
         }
     }
 }
@@ -420,7 +423,10 @@ fn sixty_four_classes_use_every_bit() {
             kind: 0,
             payload: 26,
         };
-        assert_eq!(classify(&settings, &packet(&sent.frame())), Some(usize::from(port)));
+        assert_eq!(
+            classify(&settings, &packet(&sent.frame()), Slot::UNKNOWN),
+            Some(usize::from(port))
+        );
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use text::bytes;
+use crate::config::{Budget, Config};
+pub(crate) use text::{bytes, reserves};
 
 /// What the running agent does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +31,8 @@ pub struct Status {
     pub failure_policies: Vec<FailurePolicy>,
     /// The guarded interfaces.
     pub interfaces: Vec<Interface>,
+    /// What no class limit starves, before the classes and in the order of rules.
+    pub reserves: Vec<Reserve>,
     /// The classes, in the order of rules.
     pub classes: Vec<Class>,
     /// Networks that are not limited.
@@ -104,6 +107,45 @@ pub struct Class {
     pub total: Option<Limit>,
 }
 
+/// What no class limit starves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reserve {
+    /// Its name; metrics and logs call it `reserve-NAME`.
+    pub name: String,
+    /// Whether it is there without being in the file.
+    pub built_in: bool,
+    /// What belongs to it, briefly.
+    pub matches: String,
+    /// The interface, or the glob, that it holds on; any if none.
+    pub interface: Option<String>,
+    /// The TTL that its packets must have; any if none.
+    pub ttl: Option<u8>,
+    /// The limit of one source, in packets.
+    pub packets: Option<Limit>,
+    /// How many new sources it lets in.
+    pub new_sources: Option<Limit>,
+    /// The sum of its sources that have proven nothing.
+    pub unproven: Option<Limit>,
+}
+
+impl Reserve {
+    /// Those in force under `config`.
+    #[must_use]
+    pub fn all(config: &Config) -> Vec<Self> {
+        let reserves = config.reserves.iter().map(|reserve| Self {
+            name: reserve.name().to_owned(),
+            built_in: reserve.built_in,
+            matches: reserve.class.matcher.as_ref().map(ToString::to_string).unwrap_or_default(),
+            interface: reserve.interface.as_ref().map(ToString::to_string),
+            ttl: reserve.from_link.then_some(u8::MAX),
+            packets: reserve.class.allowance.packets.map(Limit::from),
+            new_sources: reserve.class.new_sources.map(Limit::from),
+            unproven: reserve.class.unproven.map(Limit::from),
+        });
+        reserves.collect()
+    }
+}
+
 /// A token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
@@ -111,6 +153,12 @@ pub struct Limit {
     pub per_second: f64,
     /// Units that it holds.
     pub burst: u64,
+}
+
+impl From<Budget> for Limit {
+    fn from(budget: Budget) -> Self {
+        Self { per_second: budget.rate.per_second(), burst: budget.burst }
+    }
 }
 
 /// A network that is not limited.

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{
-    Block, Class, ConfigState, Exemption, Interface, Limit, ModeOverride, Pending, Status, Table,
-    Total,
+    Block, Class, ConfigState, Exemption, Interface, Limit, ModeOverride, Pending, Reserve, Status,
+    Table, Total,
 };
 
 impl fmt::Display for Status {
@@ -32,6 +32,7 @@ impl fmt::Display for Status {
         writeln!(out, "new:      {per_second} sources/s let in, burst {burst}")?;
         writeln!(out, "proofs:   {}", self.proofs)?;
         interfaces(out, &self.interfaces)?;
+        write!(out, "{}", reserves(&self.reserves))?;
         classes(out, &self.classes)?;
         exemptions(out, &self.exemptions)?;
         blocks(out, &self.blocks)?;
@@ -83,6 +84,20 @@ fn interfaces(out: &mut fmt::Formatter<'_>, interfaces: &[Interface]) -> fmt::Re
         grid.row([&it.name, &it.ifindex.to_string(), &it.mode, driver, &it.attachment]);
     }
     grid.write(out)
+}
+
+/// A table of them, after an empty line; nothing if there are none.
+pub(crate) fn reserves(reserves: &[Reserve]) -> impl fmt::Display {
+    let mut grid =
+        Grid::new(&["RESERVE", "MATCH", "INTERFACE", "TTL>", "PACKETS/S>", "BURST>", "NEW/S>"]);
+    for it in reserves {
+        let (rate, burst) = limit(it.packets);
+        let (news, _) = limit(it.new_sources);
+        let interface = it.interface.as_deref().unwrap_or("any");
+        let ttl = it.ttl.map_or_else(|| "any".to_owned(), |ttl| ttl.to_string());
+        grid.row([&*it.name, &it.matches, interface, &ttl, &rate, &burst, &news]);
+    }
+    fmt::from_fn(move |out| grid.write(out))
 }
 
 fn classes(out: &mut fmt::Formatter<'_>, classes: &[Class]) -> fmt::Result {
@@ -255,6 +270,16 @@ mod tests {
                 driver: "virtio_net".into(),
                 attachment: "link".into(),
             }],
+            reserves: vec![Reserve {
+                name: "bfd".into(),
+                built_in: true,
+                matches: "udp to 3784".into(),
+                interface: None,
+                ttl: Some(255),
+                packets: Some(Limit { per_second: 5000.0, burst: 10_000 }),
+                new_sources: Some(Limit { per_second: 100.0, burst: 1_000 }),
+                unproven: None,
+            }],
             classes: vec![
                 Class {
                     name: "dns".into(),
@@ -342,6 +367,9 @@ proofs:   handshakes
 
 INTERFACE  INDEX  XDP     DRIVER      ATTACHED BY
 eth0           2  native  virtio_net  link
+
+RESERVE  MATCH        INTERFACE  TTL  PACKETS/S   BURST  NEW/S
+bfd      udp to 3784  any        255      5,000  10,000    100
 
 CLASS  MODE     PACKETS/S  BURST  BYTES/S    BURST  NEW/S
 dns    enforce      1,000  2,000  500,000  262,144  2,000

@@ -62,9 +62,11 @@ pub struct BudgetCell(u32);
 
 impl BudgetCell {
     /// How many there are.
-    pub const COUNT: usize = 3 * Self::CLASSES as usize + MAX_INTERFACES;
+    pub const COUNT: usize = 3 * Self::CLASSES as usize + 2 * MAX_INTERFACES;
     #[expect(clippy::cast_possible_truncation, reason = "64")]
     const CLASSES: u32 = MAX_CLASSES as u32 + 1;
+    #[expect(clippy::cast_possible_truncation, reason = "32")]
+    const INTERFACES: u32 = MAX_INTERFACES as u32;
 
     /// The budget for new sources of a class, or of all together ([`ClassId::NONE`]).
     #[inline(always)]
@@ -87,11 +89,18 @@ impl BudgetCell {
         Self(2 * Self::CLASSES + class.0)
     }
 
-    /// The cap on ARP and neighbour discovery of an interface.
+    /// The cap on ARP of an interface.
     #[inline(always)]
     #[must_use]
-    pub const fn neighbours(slot: Slot) -> Self {
+    pub const fn arp(slot: Slot) -> Self {
         Self(3 * Self::CLASSES + slot.0)
+    }
+
+    /// The cap on neighbour discovery of an interface.
+    #[inline(always)]
+    #[must_use]
+    pub const fn nd(slot: Slot) -> Self {
+        Self(3 * Self::CLASSES + Self::INTERFACES + slot.0)
     }
 
     /// The index in the map.

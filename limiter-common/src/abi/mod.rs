@@ -24,6 +24,7 @@ pub use policy::{
 pub use sample::{SAMPLE_BYTES, SAMPLE_RING, Sample, SampleCount, SampledOutcome, Sampling};
 pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
+    Traits,
 };
 
 /// The version of everything in this module.

@@ -136,6 +136,8 @@ impl Need {
     pub const LENGTH: Self = Self(4);
     /// There is a prefix, exemption or block.
     pub const POLICIES: Self = Self(8);
+    /// Some reserve is bound to interfaces.
+    pub const INTERFACE: Self = Self(16);
 
     /// Whether all of `other` is needed.
     #[inline(always)]
@@ -168,6 +170,32 @@ impl Ceiling {
     pub const COUNT: usize = 3;
 }
 
+/// What is true of a class, bits of a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Traits(pub u32);
+
+impl Traits {
+    /// Every bucket of its sources is full again before the source counts as not seen
+    /// ([`Filter::lasts`](crate::known::Filter::lasts)).
+    pub const REFILLS_UNSEEN: Self = Self(1);
+    /// It is a reserve: its new sources are let in by its own budget alone.
+    pub const RESERVED: Self = Self(2);
+
+    /// Whether all of `other` is true.
+    #[inline(always)]
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// `self`, with `other` if it `holds`.
+    #[must_use]
+    pub const fn with(self, other: Self, holds: bool) -> Self {
+        if holds { Self(self.0 | other.0) } else { self }
+    }
+}
+
 /// One class, at its place in the order of rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -188,9 +216,8 @@ pub struct ClassSettings {
     pub mode: Mode,
     /// The clock that is exact enough for all limits that its packets may meet.
     pub clock: Clock,
-    /// 1 if every bucket of its sources is full again before the source counts as not seen
-    /// ([`Filter::lasts`](crate::known::Filter::lasts)), else 0.
-    pub refills_unseen: u32,
+    /// What is true of it.
+    pub traits: Traits,
 }
 
 /// A dimension of classification with 65,536 values: a port, or a frame length (longer frames count
@@ -288,8 +315,10 @@ impl L4Index {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Settings {
-    /// The cap on ARP and neighbour discovery, per interface.
-    pub neighbours: PacketLimit,
+    /// The cap on ARP, per interface.
+    pub arp: PacketLimit,
+    /// The cap on IPv6 neighbour discovery, per interface.
+    pub nd: PacketLimit,
     /// How many new sources all classes together may admit.
     pub new_sources: PacketLimit,
     /// How many new sources one IPv6 /48 may admit; not limited if unset.
@@ -317,6 +346,11 @@ pub struct Settings {
     pub exempting: u32,
     /// Always 0.
     pub pad: u32,
+    /// Which classes accept a packet that a router may have forwarded: one whose TTL or hop limit is not
+    /// 255, the highest (RFC 5082).
+    pub routed: u64,
+    /// Which classes accept what arrives on each [`Slot`].
+    pub interfaces: [u64; MAX_INTERFACES],
     /// The interfaces.
     pub ingress: [Ingress; Ingress::PLACES],
     /// The classes, in the order of rules.
@@ -334,7 +368,8 @@ pub struct Settings {
 impl Settings {
     /// No interfaces, no classes, observe mode, nothing drops.
     pub const EMPTY: Self = Self {
-        neighbours: PacketLimit::NONE,
+        arp: PacketLimit::NONE,
+        nd: PacketLimit::NONE,
         new_sources: PacketLimit::NONE,
         new_sources_site: PacketLimit::NONE,
         coarse_origin: 0,
@@ -348,6 +383,8 @@ impl Settings {
         class_count: 0,
         exempting: 0,
         pad: 0,
+        routed: u64::MAX,
+        interfaces: [u64::MAX; MAX_INTERFACES],
         ingress: [Ingress { ifindex: 0, slot: Slot::UNKNOWN }; Ingress::PLACES],
         classes: [ClassSettings {
             limits: Limits::NONE,
@@ -358,7 +395,7 @@ impl Settings {
             id: ClassId::NONE,
             mode: Mode::OBSERVE,
             clock: Clock::FINE,
-            refills_unseen: 0,
+            traits: Traits(0),
         }; MAX_CLASSES],
         protocols: [0; L4Index::COUNT],
         source_ports: Dimension::EMPTY,
@@ -405,7 +442,8 @@ const _: () = assert!(size_of::<ClassSettings>() == 144);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
-        == 96
+        == 120
+            + 8 * MAX_INTERFACES
             + 8 * Ingress::PLACES
             + 144 * MAX_CLASSES
             + 8 * L4Index::COUNT

@@ -27,6 +27,7 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
         address: SourceAddress::ipv4(source),
         protocol: l4.index.within(is_fragment).hidden(|value| view.opaque(value)),
         ports: l4.ports,
+        ttl: (second >> 56) as u8,
         length,
     }))
 }

@@ -31,6 +31,7 @@ pub(super) fn parse<V: PacketView + ?Sized>(view: &V, offset: u32) -> Option<Fra
         address: source.address(high, low),
         protocol: l4.index.within(chain.fragmented).hidden(|value| view.opaque(value)),
         ports: l4.ports,
+        ttl: hop_limit,
         length,
     }))
 }

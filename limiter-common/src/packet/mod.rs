@@ -76,6 +76,8 @@ pub struct Packet {
     pub protocol: L4Index,
     /// Source and destination port; `None` for protocols without ports and non-first fragments.
     pub ports: Option<Ports>,
+    /// Its TTL or hop limit.
+    pub ttl: u8,
     /// The length of its frame in bytes.
     pub length: u32,
 }

@@ -43,6 +43,12 @@ pub(crate) fn patched(mut frame: Vec<u8>, place: usize, value: u8) -> Vec<u8> {
     frame
 }
 
+/// The frame of an IP packet with this TTL or hop limit.
+pub(crate) fn with_ttl(frame: Vec<u8>, ttl: u8) -> Vec<u8> {
+    let place = if frame[12..14] == [0x08, 0x00] { 22 } else { 21 };
+    patched(frame, place, ttl)
+}
+
 /// An IP packet of `protocol`.
 pub(crate) fn raw(source: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     match source {

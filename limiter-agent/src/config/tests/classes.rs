@@ -125,10 +125,10 @@ fn too_many_classes_and_too_many_sets_of_ports() {
         };
         let classes: String = (0..count).map(class).collect();
         let rest = format!("[[class]]\nname = \"rest\"\n{PACKETS}\n");
-        format!("[[interface]]\nname = \"eth0\"\n{classes}{rest}")
+        format!("default_reserves = []\n[[interface]]\nname = \"eth0\"\n{classes}{rest}")
     };
     let many = classes(64, &|i| format!("ports = [{i}]"));
-    one_error(&many, "259:1: class[64] \"rest\"", &["more than 64 classes"]);
+    one_error(&many, "260:1: class[64] \"rest\"", &["more than 64 classes"]);
     assert_eq!(parse(&classes(63, &|i| format!("ports = [{i}]"))).err(), None);
     // Class i takes the ports below 512 whose bit i is set, so that all 512 sets differ.
     let bits = |i: usize| {
