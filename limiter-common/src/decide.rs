@@ -6,6 +6,7 @@ use crate::abi::{
 };
 use crate::bucket::{self, Cell, Moment};
 use crate::classify::classify;
+use crate::flows;
 use crate::hash::{HashKey, SourceHash};
 use crate::known::{self, Filter, Mark, Seen, Standing};
 use crate::packet::{Frame, Packet, PacketView, Source, Space, parse};
@@ -29,6 +30,8 @@ pub trait Env {
     fn key(&self) -> HashKey;
     /// The place of a source in the filters.
     fn known(&self, hash: SourceHash) -> Option<Self::Known>;
+    /// The place of a flow in their filter.
+    fn flow(&self, hash: SourceHash) -> Option<Self::Known>;
     /// The bucket of `source` in `class`, if there is one.
     fn bucket(&self, source: Source, class: ClassId, hash: SourceHash) -> Option<Self::Bucket>;
     /// The same, made full at `now` with `meta` if there is none yet and a slot to be had.
@@ -183,7 +186,14 @@ fn classified<E: Env>(
     } else {
         let now =
             if class.clock == Clock::COARSE { coarse } else { env.now(Clock::FINE, settings) };
-        judge(&Arrival { packet, slot, now, order, class }, &sighting, settings, env)
+        let arrival = Arrival { packet, slot, now, order, class };
+        let reason = judge(&arrival, &sighting, settings, env);
+        if reason.gives_way() && settings.drops & reason.bit() != 0 {
+            let mut moment = moment(now, class.clock, settings, env);
+            flows::answer(packet, coarse, &mut moment, settings, env).unwrap_or(reason)
+        } else {
+            reason
+        }
     };
     Some(Outcome {
         slot,

@@ -20,8 +20,8 @@ use crate::{
     clock,
     lines::{self, BucketRef},
     maps::{
-        ACTIVE, BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, KNOWN, KNOWN_PLACES,
-        LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
+        ACTIVE, BUDGETS, CREATED, FLOW_PLACES, FLOWS, HASH_FIRST, HASH_OFFSET, HASH_SECOND, KNOWN,
+        KNOWN_PLACES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
     },
     view::hidden,
 };
@@ -59,6 +59,11 @@ impl Env for MapEnv {
     #[inline(always)]
     fn known(&self, hash: SourceHash) -> Option<KnownRef> {
         KNOWN.get_ptr_mut(hash.place(KNOWN_PLACES.load())).map(|words| KnownRef(words.cast()))
+    }
+
+    #[inline(always)]
+    fn flow(&self, hash: SourceHash) -> Option<KnownRef> {
+        FLOWS.get_ptr_mut(hash.place(FLOW_PLACES.load())).map(|words| KnownRef(words.cast()))
     }
 
     #[inline(always)]

@@ -17,6 +17,7 @@ use limiter_common::{
     bucket::{self, Moment},
     decide,
     decide::WidePrefix,
+    flows::Flow,
     hash::{HashKey, SourceHash},
     packet::Source,
     table::Meta,
@@ -45,6 +46,7 @@ impl Model {
             budgets: RefCell::default(),
             ceilings: RefCell::default(),
             known: RefCell::default(),
+            flows: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -57,6 +59,14 @@ impl Model {
         count.packets += 1;
         count.bytes += u64::from(length);
         outcome
+    }
+
+    /// Notes that the host opened a flow.
+    pub fn open(&self, flow: Flow, now: Nanos) {
+        let hash = self.maps.key().flow(&flow);
+        if let Some(known) = self.maps.flow(hash) {
+            flow.open(&known, hash, now);
+        }
     }
 
     /// What has been counted under an outcome.
@@ -86,6 +96,7 @@ struct Maps {
     budgets: RefCell<HashMap<u32, Word>>,
     ceilings: RefCell<HashMap<(WidePrefix, ClassId), Word>>,
     known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
+    flows: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
 }
 
 /// A theoretical arrival time, or a word of the filters.
@@ -116,6 +127,10 @@ impl Env for Maps {
 
     fn known(&self, hash: SourceHash) -> Option<Self::Known> {
         Some(self.known.borrow_mut().entry(hash.place(PLACES)).or_default().clone())
+    }
+
+    fn flow(&self, hash: SourceHash) -> Option<Self::Known> {
+        Some(self.flows.borrow_mut().entry(hash.place(PLACES)).or_default().clone())
     }
 
     fn bucket(&self, source: Source, class: ClassId, _: SourceHash) -> Option<Handle> {

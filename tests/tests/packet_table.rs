@@ -5,6 +5,8 @@
 //! Limits of one packet per hour make the table independent of time.
 
 mod common;
+#[path = "common/flows.rs"]
+mod flows;
 
 use std::collections::BTreeMap;
 
@@ -509,18 +511,23 @@ mod vm {
     use limiter_tests::vm::{Kernel, VmSpec, run_ok};
 
     /// Thousands of random frames would take minutes on emulated CPUs.
-    const TEST: &str = "every_row_of_the_table_holds_in_the_kernel_and_on_the_host";
+    const TESTS: &[&str] = &[
+        "--exact",
+        "every_row_of_the_table_holds_in_the_kernel_and_on_the_host",
+        "flows::answers_on_flows_of_the_host_have_a_limit_of_their_own",
+        "flows::the_programs_on_the_cgroup_are_accepted",
+    ];
 
     fn the_table_holds_on(kernel: Kernel) -> Result<()> {
         let spec = VmSpec {
             binary: &env::current_exe()?,
-            arguments: &["--exact", TEST],
+            arguments: TESTS,
             companions: &[],
             smp: 2,
             timeout: Duration::from_mins(6),
         };
         let output = run_ok(kernel, &spec)?;
-        assert!(output.console.contains("test result: ok. 1 passed"), "{}", output.console);
+        assert!(output.console.contains("test result: ok. 3 passed"), "{}", output.console);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "interface",
             "table",
             "aggregate",
+            "established",
             "neighbour",
             "faults",
             "class",
@@ -24,6 +25,8 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("table.new_sources", &["rate", "burst"]),
     ("aggregate", &["ipv6_56", "ipv6_48", "ipv4_24", "ipv6_48_new_sources"]),
     ("aggregate.ipv6_48_new_sources", &["rate", "burst"]),
+    ("established", &["packets", "client_ports"]),
+    ("established.packets", &["rate", "burst"]),
     ("neighbour", &["packets"]),
     ("neighbour.packets", &["rate", "burst"]),
     ("faults", &["malformed", "table_full"]),
@@ -49,7 +52,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection
 /// that would not be there, so they get a message of their own.
-const PLANNED: &[&str] = &["established", "fleet", "lease", "on_agent_loss", "reserve", "vlan"];
+const PLANNED: &[&str] = &["fleet", "lease", "on_agent_loss", "reserve", "vlan"];
 
 /// The keys of `table`.
 pub(super) fn of(table: &str) -> &'static [&'static str] {

@@ -6,6 +6,7 @@
 mod banks;
 mod clock;
 mod error;
+mod flows;
 mod handshakes;
 mod link;
 mod shared;
@@ -25,13 +26,14 @@ use limiter_common::{
     },
     bucket,
     decide::reach,
+    flows::Flow,
     hash::HashKey,
     known::Standing,
     packet::Source,
     time::{Nanos, Tick},
 };
 
-use self::{banks::Banks, link::Links, shared::SharedMaps};
+use self::{banks::Banks, flows::FlowLinks, link::Links, shared::SharedMaps};
 pub use self::{
     error::DatapathError,
     handshakes::{HandshakesError, cgroup},
@@ -51,6 +53,7 @@ pub struct Datapath {
     // Before the program, whose descriptor a netlink attachment needs when it is dropped.
     links: Links,
     handshakes: Option<SockOpsLink>,
+    flows: Option<FlowLinks>,
     ebpf: Ebpf,
     sizes: MapSizes,
     banks: Banks,
@@ -76,6 +79,7 @@ impl Datapath {
             .override_global(global::LINES_V6, &lines_v6, true)
             .override_global(global::LINES_CEILINGS, &ceilings, true)
             .override_global(global::KNOWN_PLACES, &places, true)
+            .override_global(global::FLOW_PLACES, &sizes.flow_places(), true)
             .override_global(global::BYTES, &u32::from(sizes.bytes), true)
             .override_global(global::TICK, &host::counted_tick().map_or(0, |tick| tick.0), true)
             .override_global(global::HASH_OFFSET, &key.offset, true)
@@ -91,6 +95,7 @@ impl Datapath {
             .map_max_entries(map::BYTES_V4, sizes.byte_lines(lines_v4))
             .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
             .map_max_entries(map::KNOWN, places)
+            .map_max_entries(map::FLOWS, sizes.flow_places())
             .map_max_entries(map::COUNTERS, sizes.counters.cells())
             .load(OBJECT)
             .map_err(DatapathError::load)?;
@@ -98,9 +103,10 @@ impl Datapath {
         clock::load(&mut ebpf)?;
         let shared = SharedMaps::new(&ebpf, key)?;
         let mut banks = Banks::default();
+        flows::set_client_ports(&mut ebpf, &plan.client_ports)?;
         banks.install(&mut ebpf, &sizes, plan)?;
         let (links, own) = (Links::default(), HashSet::new());
-        Ok(Self { links, handshakes: None, ebpf, sizes, banks, shared, own })
+        Ok(Self { links, handshakes: None, flows: None, ebpf, sizes, banks, shared, own })
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
@@ -113,6 +119,7 @@ impl Datapath {
             self.shared.forget_policies();
         }
         self.banks.install(&mut self.ebpf, &self.sizes, plan)?;
+        flows::set_client_ports(&mut self.ebpf, &plan.client_ports)?;
         self.shorten(plan, host::monotonic().into());
         Ok(())
     }
@@ -123,6 +130,8 @@ impl Datapath {
         for (_, cell, budget) in plan.budgets() {
             bucket::clamp(&self.shared.budget(cell), now, reach(Standing::PROVEN, &budget));
         }
+        let established = self.shared.budget(BudgetCell::established());
+        bucket::clamp(&established, now, plan.settings.established.tolerance());
         let cap = plan.settings.neighbours;
         for slot in (0..).map(Slot).take(MAX_INTERFACES) {
             let cell = self.shared.budget(BudgetCell::neighbours(slot));
@@ -158,7 +167,8 @@ impl Datapath {
         Ok(())
     }
 
-    /// From now on, whoever completes a TCP handshake with this host is proven.
+    /// From now on, whoever completes a TCP handshake with this host is proven, and the connections that
+    /// it opens are known.
     ///
     /// # Errors
     /// [`HandshakesError`] when the host has nothing to listen on or the kernel refuses. All else
@@ -166,6 +176,21 @@ impl Datapath {
     pub fn hear_handshakes(&mut self) -> Result<(), HandshakesError> {
         self.handshakes = Some(handshakes::attach(&mut self.ebpf)?);
         Ok(())
+    }
+
+    /// From now on, the UDP flows that this host opens are known, and connections that it opened stay so
+    /// while they are used.
+    ///
+    /// # Errors
+    /// [`HandshakesError`] as for [`hear_handshakes`](Self::hear_handshakes).
+    pub fn hear_flows(&mut self) -> Result<(), HandshakesError> {
+        self.flows = Some(flows::attach(&mut self.ebpf)?);
+        Ok(())
+    }
+
+    /// Notes that this host opened a flow, or uses it still.
+    pub fn open(&self, flow: Flow, now: Nanos) {
+        self.shared.open(flow, now);
     }
 
     /// Vouches for a source: it has received what this host sent to it.

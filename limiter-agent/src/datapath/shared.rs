@@ -17,6 +17,7 @@ use aya::{
 use limiter_common::{
     Family,
     abi::{Budget, BudgetCell, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
+    flows::Flow,
     hash::{HashKey, SourceHash},
     known::{Filter, Mark},
     packet::Source,
@@ -41,6 +42,7 @@ pub(super) struct SharedMaps {
     v4: Mapping<LineV4>,
     v6: Mapping<LineV6>,
     known: Mapping<KnownWords>,
+    flows: Mapping<KnownWords>,
     budgets: Mapping<Budget>,
     key: HashKey,
 }
@@ -51,6 +53,7 @@ impl SharedMaps {
             v4: Mapping::of(ebpf, map::BUCKETS_V4)?,
             v6: Mapping::of(ebpf, map::BUCKETS_V6)?,
             known: Mapping::of(ebpf, map::KNOWN)?,
+            flows: Mapping::of(ebpf, map::FLOWS)?,
             budgets: Mapping::of(ebpf, map::BUDGETS)?,
             key,
         })
@@ -59,7 +62,13 @@ impl SharedMaps {
     /// Marks a source as proven from `now` on.
     pub(super) fn prove(&self, source: Source, now: Nanos) {
         let hash = self.key.source(source);
-        Mark::of(hash).set(&self.place(hash), Filter::Proven, now);
+        Mark::of(hash).set(&place(&self.known, hash), Filter::Proven, now);
+    }
+
+    /// Marks a flow as opened by this host, from `now` on.
+    pub(super) fn open(&self, flow: Flow, now: Nanos) {
+        let hash = self.key.flow(&flow);
+        flow.open(&place(&self.flows, hash), hash, now);
     }
 
     /// Buckets in use at `now`, of IPv4 and IPv6.
@@ -115,13 +124,13 @@ impl SharedMaps {
             }
         }
     }
+}
 
-    /// The words of the filters for a source.
-    fn place(&self, hash: SourceHash) -> [&AtomicU64; KNOWN_WORDS] {
-        let words = self.known.value(hash.place(self.known.count)).cast::<u64>();
-        // SAFETY: as above; the value has so many words.
-        array::from_fn(|word| unsafe { AtomicU64::from_ptr(words.add(word)) })
-    }
+/// The words of `filters` that have this place.
+fn place(filters: &Mapping<KnownWords>, hash: SourceHash) -> [&AtomicU64; KNOWN_WORDS] {
+    let words = filters.value(hash.place(filters.count)).cast::<u64>();
+    // SAFETY: words of the mapping, aligned and touched by atomic operations only; the value has so many.
+    array::from_fn(|word| unsafe { AtomicU64::from_ptr(words.add(word)) })
 }
 
 /// The memory of an array map with values of type `V`.

@@ -24,7 +24,7 @@ pub use links::{Link, LinksError, RealMode, links};
 pub use memory::available_memory;
 pub use preflight::{Unfit, preflight, requirements, unclaimed};
 pub use refusal::{Refusal, kernel_words, other_mode};
-pub use sockets::{SocketsError, peers};
+pub use sockets::{Connections, SocketsError, connections};
 
 /// The two clocks, read together: expiry times are written on the wall clock and enforced on the
 /// monotonic one.

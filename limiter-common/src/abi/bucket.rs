@@ -47,6 +47,9 @@ pub type ByteTats = [u64; V4_SLOTS];
 /// What the filters hold at one place, see [`known`](crate::known).
 pub type KnownWords = [u64; KNOWN_WORDS];
 
+/// A bit for each port.
+pub type PortBits = [u64; 1 << 10];
+
 /// A budget that many CPUs look at, alone on its cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -62,7 +65,7 @@ pub struct BudgetCell(u32);
 
 impl BudgetCell {
     /// How many there are.
-    pub const COUNT: usize = 3 * Self::CLASSES as usize + MAX_INTERFACES;
+    pub const COUNT: usize = 3 * Self::CLASSES as usize + MAX_INTERFACES + 1;
     #[expect(clippy::cast_possible_truncation, reason = "64")]
     const CLASSES: u32 = MAX_CLASSES as u32 + 1;
 
@@ -92,6 +95,14 @@ impl BudgetCell {
     #[must_use]
     pub const fn neighbours(slot: Slot) -> Self {
         Self(3 * Self::CLASSES + slot.0)
+    }
+
+    /// What all flows together may receive that this host opened, beyond the limits of their sources.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "32")]
+    pub const fn established() -> Self {
+        Self(3 * Self::CLASSES + MAX_INTERFACES as u32)
     }
 
     /// The index in the map.
