@@ -1,8 +1,8 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES, OwnAddress,
-    Policy, PortBits, PrefixKey, Settings,
+    Budget, BudgetCell, ByteTats, Count, FLOW_PORTS, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES,
+    OwnAddress, Policy, PortBits, PrefixKey, Settings,
 };
 use limiter_common::units::Limits;
 
@@ -30,7 +30,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         array(sizes.byte_lines(v4), size_of::<ByteTats>()),
         array(sizes.byte_lines(v6), size_of::<ByteTats>()),
         array(sizes.known_places(), size_of::<KnownWords>()),
-        array(sizes.flow_places(), size_of::<KnownWords>()),
+        array(FLOW_PORTS + sizes.flow_places(), size_of::<KnownWords>()),
         array(sizes.prefixes, (TRIE_ENTRY + size_of::<PrefixKey>()).next_multiple_of(8)),
         array(sizes.policies, size_of::<Policy>()),
         array(sizes.limits, size_of::<Limits>()),

@@ -139,6 +139,13 @@ impl Mark {
         Self(1 << (low & 15) | 1 << (16 + (low >> 4 & 15)) | 1 << (32 + (low >> 8 & 15)))
     }
 
+    /// The one bit of a port within its words, of which each is for 32 ports.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_port(port: u16) -> Self {
+        Self(1 << (port & 31))
+    }
+
     /// Whether `word` has it, as of `generation`.
     #[inline(always)]
     const fn is_in(self, word: u64, generation: u16) -> bool {

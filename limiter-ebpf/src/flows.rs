@@ -20,14 +20,14 @@ use aya_ebpf::{
 use limiter_common::{
     Env as _,
     abi::SourceAddress,
-    flows::{Flow, Transport},
+    flows::{self, Answer, Flow, Transport},
     time::Nanos,
 };
 
 use crate::{
     clock, env,
     env::MapEnv,
-    maps::{CLIENT_PORTS, CLIENTS},
+    maps::{CLIENT_PORTS, CLIENTS, SETTINGS},
 };
 
 /// What these programs return: the kernel goes on.
@@ -80,6 +80,14 @@ pub(crate) fn connects(ctx: &SockOpsContext, remote: SourceAddress, now: Nanos) 
     let remote_port = u32::from_be(ctx.remote_port()) as u16;
     let local_port = ctx.local_port() as u16;
     open(Flow { remote, remote_port, local_port, transport: Transport::Tcp }, now);
+}
+
+/// What the flow of these parts and the settings in `bank` say of a packet: an
+/// [`Answer`](limiter_common::flows::Answer). A global function, as is what is rare in `lines.rs`.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn answer(high: u64, low: u64, rest: u64, now: u64, bank: u32) -> u32 {
+    let Some(settings) = SETTINGS.get(bank) else { return Answer::NONE.0 };
+    flows::answer(&Flow::from_parts([high, low, rest]), Nanos(now), settings, &MapEnv).0
 }
 
 /// Notes that a client has the socket. Without memory for that, its flows are not known.
@@ -184,8 +192,8 @@ fn flow(ctx: &SkBuffContext, transport: Transport) -> Option<Flow> {
 #[inline(always)]
 fn open(flow: Flow, now: Nanos) {
     let hash = MapEnv.key().flow(&flow);
-    if let Some(known) = MapEnv.flow(hash) {
-        flow.open(&known, hash, now);
+    if let (Some(port), Some(place)) = (MapEnv.flow_port(flow.local_port), MapEnv.flow(hash)) {
+        flow.open(&port, &place, hash, now);
     }
 }
 

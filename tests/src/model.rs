@@ -17,7 +17,7 @@ use limiter_common::{
     bucket::{self, Moment},
     decide,
     decide::WidePrefix,
-    flows::Flow,
+    flows::{self, Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
     packet::Source,
     table::Meta,
@@ -47,6 +47,7 @@ impl Model {
             ceilings: RefCell::default(),
             known: RefCell::default(),
             flows: RefCell::default(),
+            flow_ports: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -64,8 +65,9 @@ impl Model {
     /// Notes that the host opened a flow.
     pub fn open(&self, flow: Flow, now: Nanos) {
         let hash = self.maps.key().flow(&flow);
-        if let Some(known) = self.maps.flow(hash) {
-            flow.open(&known, hash, now);
+        let port = self.maps.flow_port(flow.local_port);
+        if let (Some(port), Some(place)) = (port, self.maps.flow(hash)) {
+            flow.open(&port, &place, hash, now);
         }
     }
 
@@ -97,6 +99,7 @@ struct Maps {
     ceilings: RefCell<HashMap<(WidePrefix, ClassId), Word>>,
     known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     flows: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
+    flow_ports: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
 }
 
 /// A theoretical arrival time, or a word of the filters.
@@ -131,6 +134,14 @@ impl Env for Maps {
 
     fn flow(&self, hash: SourceHash) -> Option<Self::Known> {
         Some(self.flows.borrow_mut().entry(hash.place(PLACES)).or_default().clone())
+    }
+
+    fn flow_port(&self, port: u16) -> Option<Self::Known> {
+        Some(self.flow_ports.borrow_mut().entry(port_place(port)).or_default().clone())
+    }
+
+    fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer {
+        flows::answer(flow, now, settings, self)
     }
 
     fn bucket(&self, source: Source, class: ClassId, _: SourceHash) -> Option<Handle> {

@@ -39,7 +39,11 @@ pub(super) fn seed(
 ) -> Result<(), SocketsError> {
     let Connections { peers, opened } = connections?;
     let now = host::monotonic();
-    peers.into_iter().for_each(|source| datapath.prove(source, now));
-    opened.into_iter().for_each(|flow| datapath.open(flow, now));
+    for source in peers {
+        datapath.prove(source, now);
+    }
+    for flow in opened {
+        datapath.open(flow, now);
+    }
     Ok(())
 }

@@ -21,8 +21,8 @@ use aya::{
 use limiter_common::{
     Family, Outcome,
     abi::{
-        BudgetCell, Count, CounterShape, MAX_INTERFACES, MAX_OWN_ADDRESSES, OwnAddress, PROGRAM,
-        Slot, SourceAddress, global, map,
+        BudgetCell, Count, CounterShape, FLOW_PORTS, MAX_INTERFACES, MAX_OWN_ADDRESSES, OwnAddress,
+        PROGRAM, Slot, SourceAddress, global, map,
     },
     bucket,
     decide::reach,
@@ -95,7 +95,7 @@ impl Datapath {
             .map_max_entries(map::BYTES_V4, sizes.byte_lines(lines_v4))
             .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
             .map_max_entries(map::KNOWN, places)
-            .map_max_entries(map::FLOWS, sizes.flow_places())
+            .map_max_entries(map::FLOWS, FLOW_PORTS + sizes.flow_places())
             .map_max_entries(map::COUNTERS, sizes.counters.cells())
             .load(OBJECT)
             .map_err(DatapathError::load)?;

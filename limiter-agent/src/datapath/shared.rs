@@ -16,9 +16,12 @@ use aya::{
 };
 use limiter_common::{
     Family,
-    abi::{Budget, BudgetCell, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
-    flows::Flow,
-    hash::{HashKey, SourceHash},
+    abi::{
+        Budget, BudgetCell, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS,
+        V6_SLOTS, map,
+    },
+    flows::{Flow, port_place},
+    hash::HashKey,
     known::{Filter, Mark},
     packet::Source,
     table::{Meta, is_ahead},
@@ -62,13 +65,15 @@ impl SharedMaps {
     /// Marks a source as proven from `now` on.
     pub(super) fn prove(&self, source: Source, now: Nanos) {
         let hash = self.key.source(source);
-        Mark::of(hash).set(&place(&self.known, hash), Filter::Proven, now);
+        Mark::of(hash).set(&words(&self.known, hash.place(self.known.count)), Filter::Proven, now);
     }
 
     /// Marks a flow as opened by this host, from `now` on.
     pub(super) fn open(&self, flow: Flow, now: Nanos) {
         let hash = self.key.flow(&flow);
-        flow.open(&place(&self.flows, hash), hash, now);
+        let port = words(&self.flows, port_place(flow.local_port));
+        let place = FLOW_PORTS + hash.place(self.flows.count - FLOW_PORTS);
+        flow.open(&port, &words(&self.flows, place), hash, now);
     }
 
     /// Buckets in use at `now`, of IPv4 and IPv6.
@@ -126,9 +131,9 @@ impl SharedMaps {
     }
 }
 
-/// The words of `filters` that have this place.
-fn place(filters: &Mapping<KnownWords>, hash: SourceHash) -> [&AtomicU64; KNOWN_WORDS] {
-    let words = filters.value(hash.place(filters.count)).cast::<u64>();
+/// The words of `filters` at `place`.
+fn words(filters: &Mapping<KnownWords>, place: u32) -> [&AtomicU64; KNOWN_WORDS] {
+    let words = filters.value(place).cast::<u64>();
     // SAFETY: words of the mapping, aligned and touched by atomic operations only; the value has so many.
     array::from_fn(|word| unsafe { AtomicU64::from_ptr(words.add(word)) })
 }

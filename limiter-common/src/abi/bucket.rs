@@ -44,6 +44,9 @@ pub struct LineV6 {
 /// than one entry where no byte rate is configured.
 pub type ByteTats = [u64; V4_SLOTS];
 
+/// Places in front of the filter of flows that are for ports of this host: one for each 32 of them.
+pub const FLOW_PORTS: u32 = 1 << 11;
+
 /// What the filters hold at one place, see [`known`](crate::known).
 pub type KnownWords = [u64; KNOWN_WORDS];
 

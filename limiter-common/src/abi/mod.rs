@@ -11,8 +11,8 @@ mod policy;
 mod settings;
 
 pub use bucket::{
-    Budget, BudgetCell, ByteTats, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress, PortBits,
-    V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
+    Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
+    PortBits, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
 pub use counter::{Count, CounterShape};
 pub use policy::{
@@ -72,7 +72,8 @@ pub mod map {
     pub const BYTES_V6: &str = "BYTES_V6";
     /// Array of [`KnownWords`](super::KnownWords): the filters of known sources.
     pub const KNOWN: &str = "KNOWN";
-    /// Array of [`KnownWords`](super::KnownWords): the filter of flows that this host opened.
+    /// Array of [`KnownWords`](super::KnownWords): the filter of flows that this host opened,
+    /// behind [`FLOW_PORTS`](super::FLOW_PORTS) places for its ports.
     pub const FLOWS: &str = "FLOWS";
     /// Array of one [`PortBits`](super::PortBits): local UDP ports whose sockets are clients' although
     /// they were bound to the port.
@@ -101,7 +102,7 @@ pub mod global {
     pub const LINES_CEILINGS: &str = "LINES_CEILINGS";
     /// `u32`: places in the filters of known sources.
     pub const KNOWN_PLACES: &str = "KNOWN_PLACES";
-    /// `u32`: places in the filter of this host's flows.
+    /// `u32`: places in the filter of this host's flows, those for ports not counted.
     pub const FLOW_PLACES: &str = "FLOW_PLACES";
     /// `u32`: whether there are byte buckets, 0 or 1.
     pub const BYTES: &str = "BYTES";

@@ -29,7 +29,16 @@ fn is_open(words: &Words, flow: Flow, now: u64) -> bool {
 
 /// As the programs do: the flow is opened, and each packet that the host sends keeps it open.
 fn send(words: &Words, flow: Flow, now: u64) {
-    flow.open(&words.each_ref(), key().flow(&flow), Nanos(now));
+    let port = Words::default();
+    flow.open(&port.each_ref(), &words.each_ref(), key().flow(&flow), Nanos(now));
+    assert_eq!(Flow::from_parts(flow.to_parts()), flow);
+    // The port is open with it, and no other that shares its words.
+    for number in (0..32).map(|low| flow.local_port & !31 | low) {
+        let found =
+            Mark::of_port(number).find(&port.each_ref(), flow.transport.filter(), Nanos(now));
+        assert_eq!(found != Seen::NOT, number == flow.local_port);
+        assert_eq!(port_place(number), port_place(flow.local_port));
+    }
 }
 
 /// All that tells two flows apart is in the hash: each bit of the address, both ports, the protocol.

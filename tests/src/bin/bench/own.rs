@@ -21,6 +21,8 @@ use crate::{
 
 /// Flows of this host, of each protocol.
 const FLOWS: u32 = 10_000;
+/// The destination port of the flood.
+const FLOOD_PORT: u16 = 9;
 /// More than the shipped bursts and budgets hold, so that they are spent.
 const SPEND: u32 = 400_000;
 /// The target of issue 3/4: times the plain drop.
@@ -45,16 +47,14 @@ pub(crate) fn measure(runner: &mut Runner, effort: &Effort, report: &mut Report)
     let mut cases = Vec::new();
     for family in [Family::Ipv4, Family::Ipv6] {
         for (packet, flood) in [(Packet::Ack, "ACK"), (Packet::Datagram, "UDP")] {
-            for (sources, from) in [(Sources::New, "all new"), (Sources::Hot, "one")] {
-                let (asking, plain) = (load(runner, true)?, load(runner, false)?);
-                let run = Run {
-                    program: asking.1,
-                    family,
-                    sources,
-                    packet,
-                    cpus: 1,
-                    repeat: effort.repeat,
-                };
+            for (sources, from, in_use) in [
+                (Sources::New, "all new", false),
+                (Sources::New, "all new, on a port in use", true),
+                (Sources::Hot, "one", false),
+            ] {
+                let (asking, plain) = (load(runner, true, in_use)?, load(runner, false, false)?);
+                let (program, cpus, repeat) = (asking.1, 1, effort.repeat);
+                let run = Run { program, family, sources, packet, cpus, repeat };
                 let name = format!("{flood} flood, {from}, {}", family.label());
                 cases.push(Case { name, run, times: [Vec::new(), Vec::new()] });
                 loads.push([asking, plain]);
@@ -86,8 +86,9 @@ pub(crate) fn measure(runner: &mut Runner, effort: &Effort, report: &mut Report)
     Ok(())
 }
 
-/// The shipped configuration, with flows of this host if it `asks` for them.
-fn load(runner: &mut Runner, asks: bool) -> Result<(Datapath, Tested)> {
+/// The shipped configuration, with flows of this host if it `asks` for them, one of which is on the port of
+/// the flood if that is `in_use`.
+fn load(runner: &mut Runner, asks: bool, in_use: bool) -> Result<(Datapath, Tested)> {
     let mut plan = Shipped::on(LOOPBACK.0)?.plan(LOOPBACK.0, LOOPBACK.1)?;
     if !asks {
         plan.settings.established = PacketLimit::NONE;
@@ -98,7 +99,11 @@ fn load(runner: &mut Runner, asks: bool) -> Result<(Datapath, Tested)> {
         for transport in [Transport::Tcp, Transport::Udp] {
             let remote = SourceAddress::ipv4(0xc633_0000 + number);
             let local_port = 32_768 + u16::try_from(number % 28_000)?;
-            datapath.open(Flow { remote, remote_port: 443, local_port, transport }, now);
+            let flow = Flow { remote, remote_port: 443, local_port, transport };
+            datapath.open(flow, now);
+            if in_use {
+                datapath.open(Flow { local_port: FLOOD_PORT, ..flow }, now);
+            }
         }
     }
     let tested = runner.add(datapath.program()?.fd()?)?;
