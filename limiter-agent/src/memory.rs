@@ -1,8 +1,8 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    Budget, BudgetCell, ByteTats, Count, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES, OwnAddress,
-    Policy, PrefixKey, SAMPLE_RING, Settings,
+    Budget, BudgetCell, ByteTats, Count, FLOW_PORTS, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES,
+    OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING, Settings,
 };
 use limiter_common::units::Limits;
 
@@ -30,12 +30,14 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         array(sizes.byte_lines(v4), size_of::<ByteTats>()),
         array(sizes.byte_lines(v6), size_of::<ByteTats>()),
         array(sizes.known_places(), size_of::<KnownWords>()),
+        array(FLOW_PORTS + sizes.flow_places(), size_of::<KnownWords>()),
         array(sizes.prefixes, (TRIE_ENTRY + size_of::<PrefixKey>()).next_multiple_of(8)),
         array(sizes.policies, size_of::<Policy>()),
         array(sizes.limits, size_of::<Limits>()),
         counters(sizes.counters.cells()),
-        bytes(2 * size_of::<Settings>()),
+        bytes(4 * size_of::<Settings>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
+        bytes(size_of::<PortBits>()),
         bytes(MAX_OWN_ADDRESSES * OWN_ENTRY),
         bytes(SAMPLE_RING),
     ];
@@ -153,12 +155,12 @@ mod tests {
         let base = of(&empty);
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, ..empty });
         let more_v6 = of(&MapSizes { ipv6_sources: 2_000_000, ..empty });
-        // The table, and a quarter of a byte of the filters.
-        assert_eq!((more_v4 - base) / 100_000, 322);
-        assert_eq!((more_v6 - base) / 100_000, 429);
+        // The table, and three eighths of a byte of the filters.
+        assert_eq!((more_v4 - base) / 100_000, 323);
+        assert_eq!((more_v6 - base) / 100_000, 430);
         let with_bytes = MapSizes { bytes: true, ..empty };
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, bytes: true, ..empty });
-        assert_eq!((more_v4 - of(&with_bytes)) / 100_000, 482);
+        assert_eq!((more_v4 - of(&with_bytes)) / 100_000, 483);
     }
 
     #[test]

@@ -138,8 +138,8 @@ async fn upkeep(agent: api::Shared) {
             _ = addresses.tick() => agent.lock().await.renew_addresses(),
             _ = proofs.tick() => {
                 // Listed without the lock: it may take a while.
-                let peers = host::peers().await;
-                agent.lock().await.renew_proofs(peers);
+                let connections = host::connections().await;
+                agent.lock().await.renew_proofs(connections);
             }
         }
     }

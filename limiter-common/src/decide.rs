@@ -6,6 +6,7 @@ use crate::abi::{
 };
 use crate::bucket::{self, Cell, Moment};
 use crate::classify::classify;
+use crate::flows::{self, Answer, Asked, Flow};
 use crate::hash::{HashKey, SourceHash};
 use crate::known::{self, Filter, Mark, Seen, Standing};
 use crate::packet::{Frame, Packet, PacketView, Source, Space, parse};
@@ -29,6 +30,12 @@ pub trait Env {
     fn key(&self) -> HashKey;
     /// The place of a source in the filters.
     fn known(&self, hash: SourceHash) -> Option<Self::Known>;
+    /// The place of a flow in their filter, and that of a port of this host's.
+    fn flow(&self, hash: SourceHash) -> Option<Self::Known>;
+    /// See [`flow`](Self::flow).
+    fn flow_port(&self, port: u16) -> Option<Self::Known>;
+    /// What [`flows::answer`] says. Rare, so the kernel side makes it a function of its own.
+    fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer;
     /// The bucket of `source` in `class`, if there is one.
     fn bucket(&self, source: Source, class: ClassId, hash: SourceHash) -> Option<Self::Bucket>;
     /// The same, made full at `now` with `meta` if there is none yet and a slot to be had.
@@ -175,6 +182,7 @@ fn classified<E: Env>(
 ) -> Option<Outcome> {
     let coarse = env.now(Clock::COARSE, settings);
     let sighting = Sighting::new(packet.source, coarse, env);
+    let asked = Asked::of(packet, |value| env.opaque(value, coarse));
     let order = classify(settings, packet, slot)?;
     let class = settings.classes.get(order)?;
     let class = env.pinned(class);
@@ -183,7 +191,9 @@ fn classified<E: Env>(
     } else {
         let now =
             if class.clock == Clock::COARSE { coarse } else { env.now(Clock::FINE, settings) };
-        judge(&Arrival { packet, slot, now, order, class }, &sighting, settings, env)
+        let arrival = Arrival { packet, slot, now, order, class };
+        let reason = judge(&arrival, &sighting, settings, env);
+        flows::ask(reason, asked, packet, now, settings, env)
     };
     Some(Outcome {
         slot,

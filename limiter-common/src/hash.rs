@@ -1,6 +1,7 @@
 //! Where the state of a source lies: a keyed hash, so that nobody who lacks the key can aim.
 
 use crate::abi::ClassId;
+use crate::flows::Flow;
 use crate::packet::Source;
 
 /// The secret of one host. Made at random by the agent, known to the kernel and the agent only.
@@ -35,6 +36,16 @@ impl HashKey {
         let space = self.offset.wrapping_mul(source.space as u64 + 1);
         let mixed = fold((source.bits ^ space).wrapping_mul(self.first));
         SourceHash(fold(mixed.wrapping_mul(self.second)))
+    }
+
+    /// The hash of a flow, by which it has a place and a mark as a source does.
+    #[inline(always)]
+    #[must_use]
+    pub const fn flow(&self, flow: &Flow) -> SourceHash {
+        let Flow { remote, .. } = flow;
+        let high = fold((remote.high ^ self.offset).wrapping_mul(self.first));
+        let low = fold((high ^ remote.low).wrapping_mul(self.second));
+        SourceHash(fold((low ^ flow.rest()).wrapping_mul(self.first)))
     }
 
     /// The hash of a source in a class.

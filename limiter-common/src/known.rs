@@ -80,16 +80,22 @@ pub enum Filter {
     Proven,
     /// Sources that were let in.
     Seen,
+    /// TCP connections that this host opened; in a map of their own, with what follows.
+    Connections,
+    /// UDP flows that this host began.
+    Datagrams,
 }
 
 impl Filter {
     /// How long a generation of it lasts, as a power of two of nanoseconds: 9.2 minutes for proofs
     /// (renewed by each handshake, and by the agent while a connection lasts), 4.3 seconds for what
-    /// was seen (renewed by each generation's first packet within the limits). A mark lasts for the
+    /// was seen (renewed by each generation's first packet within the limits), 34 seconds for UDP flows
+    /// of this host (renewed by what it sends, as is the case for connections). A mark lasts for the
     /// rest of its generation and all of the next.
     const fn shift(self) -> u32 {
         match self {
-            Self::Proven => 39,
+            Self::Proven | Self::Connections => 39,
+            Self::Datagrams => 35,
             Self::Seen => 32,
         }
     }
@@ -103,15 +109,17 @@ impl Filter {
     /// The place of the word for `generation`.
     const fn place(self, generation: u16) -> usize {
         let pair = match self {
-            Self::Proven => 0,
-            Self::Seen => 2,
+            Self::Proven | Self::Connections => 0,
+            Self::Seen | Self::Datagrams => 2,
         };
         pair + (generation & 1) as usize
     }
 
+    /// The generation that is marked at `now`.
     #[inline(always)]
+    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "generations are counted modulo 2^16")]
-    const fn generation(self, now: Nanos) -> u16 {
+    pub const fn generation(self, now: Nanos) -> u16 {
         (now.0 >> self.shift()) as u16
     }
 }
@@ -170,6 +178,13 @@ impl Mark {
         Self(marks & MARKS)
     }
 
+    /// The one bit of a port within its words, of which each is for 32 ports.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_port(port: u16) -> Self {
+        Self(1 << (port & 31))
+    }
+
     /// Whether `word` has it, as of `generation`.
     #[inline(always)]
     const fn is_in(self, word: u64, generation: u16) -> bool {
@@ -179,7 +194,7 @@ impl Mark {
 
     /// How lately it was marked in `filter`, at `now`.
     #[inline(always)]
-    fn find<K: Known>(self, known: &K, filter: Filter, now: Nanos) -> Seen {
+    pub fn find<K: Known>(self, known: &K, filter: Filter, now: Nanos) -> Seen {
         let generation = filter.generation(now);
         let before = generation.wrapping_sub(1);
         if self.is_in(known.word(filter.place(generation)).load(), generation) {

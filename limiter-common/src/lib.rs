@@ -19,6 +19,7 @@ pub mod abi;
 pub mod bucket;
 pub mod classify;
 pub mod decide;
+pub mod flows;
 pub mod hash;
 pub mod known;
 pub mod packet;

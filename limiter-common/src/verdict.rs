@@ -42,6 +42,10 @@ pub enum Reason {
     Unproven = 15,
     /// The class's sum is used up.
     Total = 16,
+    /// It would be dropped, but belongs to a flow that this host opened.
+    Established = 17,
+    /// The same, over the limit of all such flows.
+    EstablishedRate = 18,
 }
 
 impl Reason {
@@ -64,9 +68,11 @@ impl Reason {
         Self::Ceiling,
         Self::Unproven,
         Self::Total,
+        Self::Established,
+        Self::EstablishedRate,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 17;
+    pub const COUNT: u32 = 19;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -83,14 +89,16 @@ impl Reason {
             | Self::Martian
             | Self::Ceiling
             | Self::Unproven
-            | Self::Total => true,
+            | Self::Total
+            | Self::EstablishedRate => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
             | Self::NonIp
             | Self::Neighbour
             | Self::Bypass
-            | Self::TableFull => false,
+            | Self::TableFull
+            | Self::Established => false,
         }
     }
 
@@ -115,7 +123,24 @@ impl Reason {
             Self::Ceiling => "ceiling",
             Self::Unproven => "unproven",
             Self::Total => "total",
+            Self::Established => "established",
+            Self::EstablishedRate => "established_rate",
         }
+    }
+
+    /// Whether a packet that it would drop is first looked up among the flows that this host opened: the
+    /// reasons that are about how much there is, and not about what it is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn gives_way(self) -> bool {
+        const ALL: u32 = Reason::PacketRate.bit()
+            | Reason::ByteRate.bit()
+            | Reason::TableFull.bit()
+            | Reason::NewSource.bit()
+            | Reason::Ceiling.bit()
+            | Reason::Unproven.bit()
+            | Reason::Total.bit();
+        ALL & self.bit() != 0
     }
 
     /// This reason's bit in [`Settings::drops`](crate::abi::Settings::drops).

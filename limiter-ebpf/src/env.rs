@@ -5,9 +5,10 @@ use core::{arch::asm, ptr, sync::atomic::AtomicU64};
 use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_ktime_get_ns};
 use limiter_common::{
     Env, Family,
-    abi::{BudgetCell, ClassId, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
+    abi::{BudgetCell, ClassId, FLOW_PORTS, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
     bucket::Cell,
     decide::WidePrefix,
+    flows::{Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
     known::Known,
     packet::{Source, Space},
@@ -17,11 +18,11 @@ use limiter_common::{
 };
 
 use crate::{
-    clock,
+    clock, flows,
     lines::{self, BucketRef},
     maps::{
-        BUDGETS, CREATED, HASH_FIRST, HASH_OFFSET, HASH_SECOND, HEAD, KNOWN, KNOWN_PLACES, LIMITS,
-        OWN, POLICIES, PREFIXES, SETTINGS,
+        BUDGETS, CREATED, FLOW_PLACES, FLOWS, HASH_FIRST, HASH_OFFSET, HASH_SECOND, HEAD, KNOWN,
+        KNOWN_PLACES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
     },
     view::hidden,
 };
@@ -70,6 +71,23 @@ impl Env for MapEnv {
     #[inline(always)]
     fn known(&self, hash: SourceHash) -> Option<KnownRef> {
         KNOWN.get_ptr_mut(hash.place(KNOWN_PLACES.load())).map(|words| KnownRef(words.cast()))
+    }
+
+    #[inline(always)]
+    fn flow(&self, hash: SourceHash) -> Option<KnownRef> {
+        let place = FLOW_PORTS + hash.place(FLOW_PLACES.load());
+        FLOWS.get_ptr_mut(place).map(|words| KnownRef(words.cast()))
+    }
+
+    #[inline(always)]
+    fn flow_port(&self, port: u16) -> Option<KnownRef> {
+        FLOWS.get_ptr_mut(port_place(port)).map(|words| KnownRef(words.cast()))
+    }
+
+    #[inline(always)]
+    fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer {
+        let [high, low, rest] = flow.to_parts();
+        Answer(flows::answer(high, low, rest, now.0, settings.bank))
     }
 
     #[inline(always)]

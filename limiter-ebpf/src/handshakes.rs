@@ -1,22 +1,25 @@
-//! The program that hears of completed handshakes: once for each TCP connection of the host, never
-//! for a packet.
+//! The program that hears of TCP connections: when the host opens one, and when a handshake is
+//! completed; never for a packet.
 
 use core::ptr;
 
 use aya_ebpf::{
-    bindings::{BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB},
+    bindings::{
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB,
+        BPF_SOCK_OPS_TCP_CONNECT_CB,
+    },
     helpers::bpf_ktime_get_ns,
     macros::sock_ops,
     programs::SockOpsContext,
 };
 use limiter_common::{
     Env as _,
+    abi::SourceAddress,
     known::{Filter, Mark},
-    packet::Source,
     time::Nanos,
 };
 
-use crate::env::MapEnv;
+use crate::{env::MapEnv, flows};
 
 /// What such a program returns when it has no answer of its own to give.
 const DONE: u32 = 1;
@@ -31,17 +34,27 @@ const SYN: u32 = 1 << 1;
 /// Entry for the events of all TCP sockets.
 #[sock_ops]
 pub(crate) fn handshakes(ctx: SockOpsContext) -> u32 {
-    if is_proof(&ctx)
-        && let Some(source) = peer(&ctx)
+    let (opens, proves) = (ctx.op() == BPF_SOCK_OPS_TCP_CONNECT_CB, is_proof(&ctx));
+    if (opens || proves)
+        && let Some(peer) = peer(&ctx)
     {
-        let hash = MapEnv.key().source(source);
-        if let Some(known) = MapEnv.known(hash) {
-            // SAFETY: no arguments and no preconditions.
-            let now = Nanos(unsafe { bpf_ktime_get_ns() });
-            Mark::of(hash).set(&known, Filter::Proven, now);
+        // SAFETY: no arguments and no preconditions.
+        let now = Nanos(unsafe { bpf_ktime_get_ns() });
+        if opens {
+            flows::connects(&ctx, peer, now);
+        } else {
+            prove(peer, now);
         }
     }
     DONE
+}
+
+#[inline(always)]
+fn prove(peer: SourceAddress, now: Nanos) {
+    let hash = MapEnv.key().source(peer.into());
+    if let Some(known) = MapEnv.known(hash) {
+        Mark::of(hash).set(&known, Filter::Proven, now);
+    }
 }
 
 /// Whether the peer has just answered a number that was sent to its address only.
@@ -61,9 +74,9 @@ fn is_proof(ctx: &SockOpsContext) -> bool {
 
 /// The other end of the connection.
 #[inline(always)]
-fn peer(ctx: &SockOpsContext) -> Option<Source> {
+fn peer(ctx: &SockOpsContext) -> Option<SourceAddress> {
     match ctx.family() {
-        AF_INET => Some(Source::ipv4(u32::from_be(ctx.remote_ip4()))),
+        AF_INET => Some(SourceAddress::ipv4(u32::from_be(ctx.remote_ip4()))),
         AF_INET6 => {
             let half = |first: usize| {
                 let word = |index: usize| {
@@ -73,7 +86,7 @@ fn peer(ctx: &SockOpsContext) -> Option<Source> {
                 };
                 word(first) << 32 | word(first + 1)
             };
-            Some(Source::peer(half(0), half(2)))
+            Some(SourceAddress::peer(half(0), half(2)))
         }
         _ => None,
     }

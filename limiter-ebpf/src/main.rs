@@ -1,11 +1,13 @@
 //! The XDP program: it hands the frame, the clock and the maps to `limiter_common::decide`, records
-//! the outcome once, and acts on it. Beside it, [`handshakes`] notes who has proven their address.
+//! the outcome once, and acts on it. Beside it, [`handshakes`] notes who has
+//! proven their address, and [`flows`] whom this host speaks with.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
 mod clock;
 mod env;
+mod flows;
 mod handshakes;
 mod lines;
 mod maps;

@@ -6,14 +6,14 @@ use core::sync::atomic::AtomicU64;
 use aya_ebpf::{
     Global,
     bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf},
+    btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, RingBuf, SkStorage},
     macros::btf_map,
 };
 use limiter_common::{
     abi::{
         Budget, BudgetCell, ByteTats, Count, Identity, KnownWords, LineV4, LineV6,
-        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PrefixKey, SAMPLE_RING, Sample,
-        SampleCount, Sampling, Settings, Shape,
+        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey, SAMPLE_RING,
+        Sample, SampleCount, Sampling, Settings, Shape,
     },
     units::Limits,
 };
@@ -47,6 +47,14 @@ pub(crate) static BYTES_V4: Array<ByteTats, 1> = Array::new();
 pub(crate) static BYTES_V6: Array<ByteTats, 1> = Array::new();
 #[btf_map]
 pub(crate) static KNOWN: Array<KnownWords, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub(crate) static FLOWS: Array<KnownWords, 1, MMAPABLE> = Array::new();
+/// Sockets of clients: of UDP, and of TCP connections that this host opened with the generation in
+/// which they were last marked.
+#[btf_map]
+pub(crate) static CLIENTS: SkStorage<u32> = SkStorage::new();
+#[btf_map]
+pub(crate) static CLIENT_PORTS: Array<PortBits, 1> = Array::new();
 #[btf_map]
 pub(crate) static OWN: HashMap<OwnAddress, u32, MAX_OWN_ADDRESSES> = HashMap::new();
 #[btf_map]
@@ -91,6 +99,9 @@ pub(crate) static LINES_CEILINGS: Global<u32> = Global::new(1);
 /// Places in the filters.
 #[unsafe(no_mangle)]
 pub(crate) static KNOWN_PLACES: Global<u32> = Global::new(1);
+/// Places in the filter of this host's flows.
+#[unsafe(no_mangle)]
+pub(crate) static FLOW_PLACES: Global<u32> = Global::new(1);
 /// Nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of time.
 #[unsafe(no_mangle)]
 pub(crate) static TICK: Global<u64> = Global::new(1);

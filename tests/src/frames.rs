@@ -60,6 +60,22 @@ pub fn tcp_syn_with(path: &Path, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// A TCP segment of a flood that claims to belong to a connection. Its checksum holds for the source given
+/// here only.
+///
+/// # Panics
+/// If the families differ.
+#[must_use]
+pub fn tcp_ack(path: &Path) -> Vec<u8> {
+    let mut frame = Vec::new();
+    ip(path)
+        .tcp(path.source.port(), path.destination.port(), 1, 64240)
+        .ack(1)
+        .write(&mut frame, &[])
+        .expect("a Vec takes everything");
+    frame
+}
+
 fn ip(path: &Path) -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
     let ethernet = PacketBuilder::ethernet2(path.source_mac, path.destination_mac);
     match (path.source.ip(), path.destination.ip()) {

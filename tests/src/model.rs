@@ -17,6 +17,7 @@ use limiter_common::{
     bucket::{self, Moment},
     decide,
     decide::WidePrefix,
+    flows::{self, Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
     packet::Source,
     table::Meta,
@@ -45,6 +46,8 @@ impl Model {
             budgets: RefCell::default(),
             ceilings: RefCell::default(),
             known: RefCell::default(),
+            flows: RefCell::default(),
+            flow_ports: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -57,6 +60,15 @@ impl Model {
         count.packets += 1;
         count.bytes += u64::from(length);
         outcome
+    }
+
+    /// Notes that the host opened a flow.
+    pub fn open(&self, flow: Flow, now: Nanos) {
+        let hash = self.maps.key().flow(&flow);
+        let port = self.maps.flow_port(flow.local_port);
+        if let (Some(port), Some(place)) = (port, self.maps.flow(hash)) {
+            flow.open(&port, &place, hash, now);
+        }
     }
 
     /// What has been counted under an outcome.
@@ -86,6 +98,8 @@ struct Maps {
     budgets: RefCell<HashMap<u32, Word>>,
     ceilings: RefCell<HashMap<(WidePrefix, ClassId), Word>>,
     known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
+    flows: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
+    flow_ports: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
 }
 
 /// A theoretical arrival time, or a word of the filters.
@@ -116,6 +130,18 @@ impl Env for Maps {
 
     fn known(&self, hash: SourceHash) -> Option<Self::Known> {
         Some(self.known.borrow_mut().entry(hash.place(PLACES)).or_default().clone())
+    }
+
+    fn flow(&self, hash: SourceHash) -> Option<Self::Known> {
+        Some(self.flows.borrow_mut().entry(hash.place(PLACES)).or_default().clone())
+    }
+
+    fn flow_port(&self, port: u16) -> Option<Self::Known> {
+        Some(self.flow_ports.borrow_mut().entry(port_place(port)).or_default().clone())
+    }
+
+    fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer {
+        flows::answer(flow, now, settings, self)
     }
 
     fn bucket(&self, source: Source, class: ClassId, _: SourceHash) -> Option<Handle> {

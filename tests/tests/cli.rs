@@ -205,9 +205,7 @@ fn keys_of_later_capabilities_are_not_available() -> Result<()> {
     let at_the_top = |line: &str| format!("{line}\n{BASE}");
     let packets = r#"packets = { rate = "10/s", burst = 10 }"#;
     let cases = [
-        (at_the_top("on_agent_loss = \"observe\""), 1, "on_agent_loss"),
         (at_the_top("lease = 60"), 1, "lease"),
-        (in_class(&format!("[established]\n{packets}")), 6, "established"),
         (in_class("[fleet]\nstore = \"redis://127.0.0.1\""), 6, "fleet"),
         (
             in_class(

@@ -5,6 +5,8 @@
 //! Limits of one packet per hour make the table independent of time.
 
 mod common;
+#[path = "common/flows.rs"]
+mod flows;
 mod reserved_rows;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -565,21 +567,24 @@ mod vm {
     use limiter_tests::vm::{Kernel, VmSpec, run_ok};
 
     /// Thousands of random frames would take minutes on emulated CPUs.
-    const TESTS: [&str; 2] = [
+    const TESTS: &[&str] = &[
+        "--exact",
         "every_row_of_the_table_holds_in_the_kernel_and_on_the_host",
         "drops_are_sampled_while_somebody_watches",
+        "flows::answers_on_flows_of_the_host_have_a_limit_of_their_own",
+        "flows::the_programs_on_the_cgroup_are_accepted",
     ];
 
     fn the_table_holds_on(kernel: Kernel) -> Result<()> {
         let spec = VmSpec {
             binary: &env::current_exe()?,
-            arguments: &["--exact", TESTS[0], TESTS[1]],
+            arguments: TESTS,
             companions: &[],
             smp: 2,
             timeout: Duration::from_mins(6),
         };
         let output = run_ok(kernel, &spec)?;
-        assert!(output.console.contains("test result: ok. 2 passed"), "{}", output.console);
+        assert!(output.console.contains("test result: ok. 4 passed"), "{}", output.console);
         Ok(())
     }
 

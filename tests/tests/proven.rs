@@ -257,12 +257,18 @@ fn without_cgroup_v2_the_agent_goes_on_and_says_so() -> Result<()> {
     let status: Value = serde_json::from_str(&agent.get("/v1/status")?)?;
     let proofs = status["proofs"].as_str().context("status has no proofs")?;
     assert!(proofs.starts_with("unavailable: ") && proofs.contains("cgroup2"), "{proofs}");
+    for protocol in ["tcp", "udp"] {
+        let flows = status["own_flows"][protocol].as_str().context("status has no own_flows")?;
+        assert!(flows.starts_with("unavailable: ") && flows.contains("cgroup2"), "{flows}");
+    }
+    assert!(agent.metrics()?.sum("limiter_own_flows", &[]) < 0.5);
 
     drop(stage.connect(&listener, address)?);
     let answered = stage.answered(stage.one)?;
     assert!((1..=MOST).contains(&answered), "{answered} answered");
     let log = agent.terminate()?;
     assert_eq!(log.matches("handshakes prove nobody").count(), 1, "{log}");
+    assert_eq!(log.matches("own UDP flows are not known").count(), 1, "{log}");
     Ok(())
 }
 

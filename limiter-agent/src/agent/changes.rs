@@ -60,6 +60,9 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     if old.ceilings != new.ceilings {
         changes.push("[aggregate] changed".to_owned());
     }
+    if old.established != new.established {
+        changes.push("[established] changed".to_owned());
+    }
     changes
 }
 

@@ -75,6 +75,8 @@ pub struct Agent {
     stopped: bool,
     /// Why handshakes prove nobody, if they do not.
     deaf: Option<String>,
+    /// Why the host's own UDP flows are not known, if they are not.
+    deaf_to_flows: Option<String>,
     own: Complaint,
     seeding: Complaint,
 }
@@ -160,8 +162,15 @@ impl Agent {
                  everybody stays at most seen"
             );
         }
+        let deaf_to_flows = datapath.hear_flows().err().map(|error| error.to_string());
+        if let Some(error) = &deaf_to_flows {
+            warn!(
+                "this host's own UDP flows are not known: {error}. Answers to its questions fall under \
+                 the limits of those who answer; of its own TCP connections, those that last are known"
+            );
+        }
         let mut seeding = Complaint::default();
-        seeding.hear(upkeep::prove(&datapath, host::peers().await));
+        seeding.hear(upkeep::seed(&datapath, host::connections().await));
         let attached =
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
@@ -188,6 +197,7 @@ impl Agent {
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
             deaf,
+            deaf_to_flows,
             own,
             seeding,
         };

@@ -16,8 +16,8 @@ use crate::host;
 use crate::memory::map_memory;
 use crate::plan::Names;
 use crate::status::{
-    Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, Pending,
-    Reserve, Status, Table, Total, utc,
+    Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, OwnFlows,
+    Pending, Reserve, Status, Table, Total, utc,
 };
 use crate::telemetry::{InterfaceInfo, Snapshot};
 
@@ -38,6 +38,7 @@ impl Agent {
             sources: self.sources(),
             pressures: self.pressures(),
             proofs: vec![("handshakes", self.deaf.is_none())],
+            own_flows: vec![("tcp", self.deaf.is_none()), ("udp", self.deaf_to_flows.is_none())],
             created: self
                 .datapath
                 .sources_created()?
@@ -103,9 +104,11 @@ impl Agent {
                 .map(|(family, capacity)| Table { family: family.to_owned(), capacity })
                 .to_vec(),
             new_sources: config.table.new_sources.into(),
-            proofs: match &self.deaf {
-                None => "handshakes".to_owned(),
-                Some(error) => format!("unavailable: {error}"),
+            proofs: known_by("handshakes", self.deaf.as_deref()),
+            established: config.established.packets.into(),
+            own_flows: OwnFlows {
+                tcp: known_by("connect", self.deaf.as_deref()),
+                udp: known_by("packets sent by clients", self.deaf_to_flows.as_deref()),
             },
             map_memory_bytes: map_memory(self.datapath.sizes()),
             config: ConfigState {
@@ -239,6 +242,11 @@ pub(super) fn mode(config: &Config, class: &config::Class) -> Mode {
         Mode::Bypass => Mode::Bypass,
         Mode::Observe | Mode::Enforce => class.mode.unwrap_or(config.mode),
     }
+}
+
+/// What tells the datapath something, or why nothing does.
+fn known_by(what: &str, error: Option<&str>) -> String {
+    error.map_or_else(|| what.to_owned(), |error| format!("unavailable: {error}"))
 }
 
 fn classes(config: &Config) -> Vec<Class> {

@@ -1,13 +1,10 @@
 //! What the agent does again and again, because the host changes under it.
 
-use std::collections::HashSet;
-
-use limiter_common::packet::Source;
 use log::warn;
 
 use super::Agent;
 use crate::datapath::Datapath;
-use crate::host::{self, SocketsError};
+use crate::host::{self, Connections, SocketsError};
 
 /// A failure that may last: it is logged when it comes, not as long as it lasts.
 #[derive(Default)]
@@ -29,17 +26,24 @@ impl Agent {
         self.own.hear(self.datapath.own(&host::addresses()));
     }
 
-    /// Vouches for the `peers` of lasting connections, which make no handshake again.
-    pub fn renew_proofs(&mut self, peers: Result<HashSet<Source>, SocketsError>) {
-        self.seeding.hear(prove(&self.datapath, peers));
+    /// Vouches for the peers of lasting `connections`, which make no handshake again, and keeps those open
+    /// that this host opened before the programs could hear of it.
+    pub fn renew_proofs(&mut self, connections: Result<Connections, SocketsError>) {
+        self.seeding.hear(seed(&self.datapath, connections));
     }
 }
 
-pub(super) fn prove(
+pub(super) fn seed(
     datapath: &Datapath,
-    peers: Result<HashSet<Source>, SocketsError>,
+    connections: Result<Connections, SocketsError>,
 ) -> Result<(), SocketsError> {
+    let Connections { peers, opened } = connections?;
     let now = host::monotonic();
-    peers?.into_iter().for_each(|source| datapath.prove(source, now));
+    for source in peers {
+        datapath.prove(source, now);
+    }
+    for flow in opened {
+        datapath.open(flow, now);
+    }
     Ok(())
 }

@@ -12,6 +12,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "interface",
             "table",
             "aggregate",
+            "established",
             "neighbour",
             "faults",
             "reserve",
@@ -28,6 +29,8 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("table.new_sources", &["rate", "burst"]),
     ("aggregate", &["ipv6_56", "ipv6_48", "ipv4_24", "ipv6_48_new_sources"]),
     ("aggregate.ipv6_48_new_sources", &["rate", "burst"]),
+    ("established", &["packets", "client_ports"]),
+    ("established.packets", &["rate", "burst"]),
     ("neighbour", &["packets", "arp", "nd"]),
     ("neighbour.packets", &["rate", "burst"]),
     ("neighbour.arp", &["rate", "burst"]),
@@ -63,7 +66,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection
 /// that would not be there, so they get a message of their own.
-const PLANNED: &[&str] = &["established", "fleet", "lease", "vlan"];
+const PLANNED: &[&str] = &["fleet", "lease", "vlan"];
 
 /// The keys of `table`.
 pub(super) fn of(table: &str) -> &'static [&'static str] {

@@ -195,6 +195,11 @@ impl PortSet {
         self.0.iter().any(|range| range.contains(&port))
     }
 
+    /// Its ports.
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        self.0.iter().cloned().flatten()
+    }
+
     fn covers(&self, other: &Self) -> bool {
         let inside = |theirs: &RangeInclusive<u16>| {
             self.0.iter().any(|mine| mine.contains(theirs.start()) && mine.contains(theirs.end()))
@@ -377,7 +382,7 @@ fn protocols(value: Value<'_>) -> Option<Vec<u8>> {
     Some(protocols)
 }
 
-fn port_set(value: Value<'_>) -> Option<PortSet> {
+pub(super) fn port_set(value: Value<'_>) -> Option<PortSet> {
     let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();
     each(value, |item| {
         let range = port_range(item)?;

@@ -9,6 +9,7 @@ mod budget;
 mod cidr;
 mod class;
 mod error;
+mod established;
 mod expiry;
 mod interface;
 mod keys;
@@ -31,8 +32,8 @@ pub use error::{ConfigErrors, Diagnostic, LoadError};
 pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
-    Allowance, Block, Budget, Ceilings, Class, Config, Exemption, FaultAction, Faults, Interface,
-    Mode, Neighbours, Pattern, Prefix, Reserve, TableSizes, Xdp,
+    Allowance, Block, Budget, Ceilings, Class, Config, Established, Exemption, FaultAction, Faults,
+    Interface, Mode, Neighbours, Pattern, Prefix, Reserve, TableSizes, Xdp,
 };
 use reader::Reader;
 
@@ -87,6 +88,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let interfaces = interface::read(root);
     let table = service::table(root);
     let ceilings = service::ceilings(root, table);
+    let established = established::read(root);
     let neighbours = service::neighbours(root);
     let faults = service::faults(root);
     let agent_loss = service::agent_loss(root);
@@ -103,6 +105,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         interfaces: interfaces.into_iter().collect::<Option<_>>()?,
         table: table?,
         ceilings: ceilings?,
+        established: established?,
         neighbours: neighbours?,
         faults: faults?,
         agent_loss: agent_loss?,

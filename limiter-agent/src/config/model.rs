@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use limiter_common::abi;
 use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit, Rate};
 
-use super::{Diagnostic, Match};
+use super::{Diagnostic, Match, PortSet};
 
 /// A valid configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct Config {
     pub table: TableSizes,
     /// The ceilings over wider prefixes.
     pub ceilings: Ceilings,
+    /// What comes back on the flows that this host opened.
+    pub established: Established,
     /// The caps on ARP and neighbour discovery, per interface.
     pub neighbours: Neighbours,
     /// What happens to packets that cannot be judged.
@@ -194,6 +196,15 @@ pub struct Neighbours {
     pub arp: Budget,
     /// On IPv6 neighbour discovery.
     pub nd: Budget,
+}
+
+/// `[established]`: what comes back on the flows that this host opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Established {
+    /// What all of them together may receive beyond the limits of their sources.
+    pub packets: Budget,
+    /// Local UDP ports whose sockets are clients' although they were bound to the port.
+    pub client_ports: PortSet,
 }
 
 /// `[faults]`.

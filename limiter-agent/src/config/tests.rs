@@ -74,6 +74,8 @@ fn the_least_file_has_the_documented_defaults() {
     let size = TableSizes { ipv4_sources: 1_000_000, ipv6_sources: 1_000_000, new_sources };
     assert_eq!(config.table, size);
     assert_eq!([config.neighbours.arp.burst, config.neighbours.nd.burst], [10_000; 2]);
+    assert_eq!(config.established.packets.burst, 400_000);
+    assert_eq!(config.established.client_ports.ports().count(), 0);
     let faults = Faults { malformed: FaultAction::Drop, table_full: FaultAction::Pass };
     assert_eq!(config.faults, faults);
     assert_eq!(config.metrics.to_string(), "127.0.0.1:9478");
@@ -148,6 +150,9 @@ reason = "scans"
 listen = "[::1]:9478"
 [control]
 socket = "/tmp/s"
+[established]
+packets = { rate = "300/s", burst = 600 }
+client_ports = ["1024-2047", 53]
 "#;
 
 #[test]
@@ -158,6 +163,9 @@ fn every_key_is_read() {
     let new_sources = Budget { rate: Rate::new(200, 1).unwrap(), burst: 300 };
     assert_eq!(config.table, TableSizes { ipv4_sources: 2048, ipv6_sources: 4096, new_sources });
     assert_eq!(config.faults.table_full, FaultAction::Drop);
+    assert_eq!(config.established.packets.burst, 600);
+    let ports = &config.established.client_ports;
+    assert!([53, 1024, 2047].iter().all(|port| ports.contains(*port)) && !ports.contains(2048));
     let [amplification, syn, echo, some, rest] = &config.classes[..] else { panic!() };
     assert_eq!(amplification.mode, Some(Mode::Observe));
     assert_eq!(amplification.allowance.bytes.unwrap().burst, 262_144);
@@ -274,13 +282,17 @@ fn a_misspelt_key_is_not_missing_as_well() {
 }
 
 #[test]
+fn ports_of_clients_are_ports() {
+    let ports = |text: &str| with(&format!("[established]\nclient_ports = {text}"));
+    one_error(&ports("[\"9-5\"]"), "7:17: established.client_ports[0]", &["reversed"]);
+    one_error(&ports("[]"), "7:16: established.client_ports", &["empty"]);
+    one_error(&ports("70000"), "7:16: established.client_ports", &["out of range"]);
+}
+
+#[test]
 fn keys_of_later_versions() {
-    let cases = [
-        (with("[established]"), "6:2: established"),
-        (with("[fleet]"), "6:2: fleet"),
-        (format!("lease = 1\n{}", with("")), "1:1: lease"),
-        (format!("on_agent_loss = \"observe\"\n{}", with("")), "1:1: on_agent_loss"),
-    ];
+    let cases =
+        [(with("[fleet]"), "6:2: fleet"), (format!("lease = 1\n{}", with("")), "1:1: lease")];
     for (text, place) in cases {
         one_error(&text, place, &["not available in this version; remove it"]);
     }

@@ -6,6 +6,7 @@
 mod banks;
 mod clock;
 mod error;
+mod flows;
 mod handshakes;
 mod head;
 mod link;
@@ -33,11 +34,12 @@ use limiter_common::{
     Family, Outcome,
     abi::{
         self, ABI_VERSION, BudgetCell, CARRIED_VERSION, CLOCK_ORIGIN, Count, CounterShape,
-        Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, SampleCount, Shape,
-        Slot, SourceAddress, global, map,
+        FLOW_PORTS, HANDSHAKES, Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress,
+        PROGRAM, SampleCount, Shape, Slot, SourceAddress, global, map,
     },
     bucket,
     decide::reach,
+    flows::Flow,
     hash::HashKey,
     known::Standing,
     packet::Source,
@@ -70,6 +72,8 @@ pub struct Datapath {
     // Before the program, whose descriptor a netlink attachment needs when it is dropped.
     links: Links,
     handshakes: Option<FdLink>,
+    /// By the names of their pins.
+    flows: Vec<(&'static str, FdLink)>,
     ebpf: Ebpf,
     sizes: MapSizes,
     banks: Banks,
@@ -185,6 +189,7 @@ impl Datapath {
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
+            flows: Vec::new(),
             ebpf,
             sizes,
             banks,
@@ -197,6 +202,7 @@ impl Datapath {
         };
         if !matches!(datapath.origin, Origin::Kept) {
             datapath.install(plan, None)?;
+            flows::set_client_ports(&mut datapath.ebpf, &plan.client_ports)?;
             if let Some(snapshot) = snapshot.filter(|it| it.key == key) {
                 datapath.shared.restore(snapshot, host::monotonic());
             }
@@ -228,7 +234,10 @@ impl Datapath {
             }
         }
         if let Some(link) = self.handshakes.take() {
-            self.handshakes = Some(pins.keep_handshakes(link)?);
+            self.handshakes = Some(pins.keep_other(HANDSHAKES, link)?);
+        }
+        for (name, link) in std::mem::take(&mut self.flows) {
+            self.flows.push((name, pins.keep_other(name, link)?));
         }
         Ok(())
     }
@@ -252,6 +261,7 @@ impl Datapath {
     pub fn remove(&mut self) -> Result<(), PinsError> {
         self.links = Links::default();
         self.handshakes = None;
+        self.flows.clear();
         self.pins.take().map_or(Ok(()), Pins::clear)
     }
 
@@ -291,6 +301,7 @@ impl Datapath {
             self.shared.forget_policies();
         }
         self.install(plan, deadline)?;
+        flows::set_client_ports(&mut self.ebpf, &plan.client_ports)?;
         self.shorten(plan, host::monotonic().into());
         Ok(())
     }
@@ -331,6 +342,8 @@ impl Datapath {
         for (_, cell, budget) in plan.budgets() {
             bucket::clamp(&self.shared.budget(cell), now, reach(Standing::PROVEN, &budget));
         }
+        let established = self.shared.budget(BudgetCell::established());
+        bucket::clamp(&established, now, plan.settings.established.tolerance());
         let (arp, nd) = (plan.settings.arp, plan.settings.nd);
         for slot in (0..).map(Slot).take(MAX_INTERFACES) {
             for (cell, cap) in [(BudgetCell::arp(slot), arp), (BudgetCell::nd(slot), nd)] {
@@ -367,7 +380,8 @@ impl Datapath {
         Ok(())
     }
 
-    /// From now on, whoever completes a TCP handshake with this host is proven.
+    /// From now on, whoever completes a TCP handshake with this host is proven, and the connections that
+    /// it opens are known.
     ///
     /// # Errors
     /// [`HandshakesError`] when the host has nothing to listen on or the kernel refuses. All else
@@ -375,6 +389,21 @@ impl Datapath {
     pub fn hear_handshakes(&mut self) -> Result<(), HandshakesError> {
         self.handshakes = Some(handshakes::attach(&mut self.ebpf)?);
         Ok(())
+    }
+
+    /// From now on, the UDP flows that this host opens are known, and connections that it opened stay so
+    /// while they are used.
+    ///
+    /// # Errors
+    /// [`HandshakesError`] as for [`hear_handshakes`](Self::hear_handshakes).
+    pub fn hear_flows(&mut self) -> Result<(), HandshakesError> {
+        self.flows = flows::attach(&mut self.ebpf)?;
+        Ok(())
+    }
+
+    /// Notes that this host opened a flow, or uses it still.
+    pub fn open(&self, flow: Flow, now: Nanos) {
+        self.shared.open(flow, now);
     }
 
     /// Vouches for a source: it has received what this host sent to it.
@@ -516,6 +545,7 @@ fn load(
     let hash = HashKey::new(key);
     let (lines_v4, lines_v6) = (sizes.lines_v4(), sizes.lines_v6());
     let (ceilings, places) = (sizes.lines_ceilings(), sizes.known_places());
+    let flow_places = sizes.flow_places();
     let (bytes, tick) = (u32::from(sizes.bytes), host::counted_tick().map_or(0, |tick| tick.0));
     let mut loader = EbpfLoader::new();
     loader
@@ -526,6 +556,7 @@ fn load(
         .override_global(global::LINES_V6, &lines_v6, true)
         .override_global(global::LINES_CEILINGS, &ceilings, true)
         .override_global(global::KNOWN_PLACES, &places, true)
+        .override_global(global::FLOW_PLACES, &flow_places, true)
         .override_global(global::BYTES, &bytes, true)
         .override_global(global::TICK, &tick, true)
         .override_global(global::HASH_OFFSET, &hash.offset, true)
@@ -541,6 +572,7 @@ fn load(
         .map_max_entries(map::BYTES_V4, sizes.byte_lines(lines_v4))
         .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
         .map_max_entries(map::KNOWN, places)
+        .map_max_entries(map::FLOWS, FLOW_PORTS + flow_places)
         .map_max_entries(map::COUNTERS, sizes.counters.cells());
     if let Some(directory) = directory {
         for map in map::KEPT {

@@ -3,7 +3,7 @@
 //! ```text
 //! /sys/fs/bpf/limiter/          locked by the agent that runs
 //!     link-<interface>          the attachment to an interface
-//!     handshakes                the program that hears of handshakes
+//!     handshakes, flow_…        the programs that hear of handshakes and of this host's own flows
 //!     maps/<MAP>                the maps that the attached program uses
 //!     maps-new/<MAP>            those of a start that has not replaced them yet
 //! ```
@@ -33,7 +33,6 @@ use crate::plan::{MapSizes, Names, Plan};
 /// Where the pins are unless the command line says otherwise.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/limiter";
 
-const HANDSHAKES: &str = "handshakes";
 const LINK: &str = "link-";
 const MAPS: &str = "maps";
 const NEW_MAPS: &str = "maps-new";
@@ -160,9 +159,9 @@ impl Pins {
         let _ = fs::remove_file(self.link_path(interface));
     }
 
-    /// Pins the attachment of the program that hears of handshakes, in the place of an older one.
-    pub(super) fn keep_handshakes(&self, link: FdLink) -> Result<FdLink, DatapathError> {
-        keep(&self.directory.join(HANDSHAKES), link)
+    /// Pins the attachment of a program on the cgroup, in the place of an older one.
+    pub(super) fn keep_other(&self, name: &str, link: FdLink) -> Result<FdLink, DatapathError> {
+        keep(&self.directory.join(name), link)
     }
 
     /// The interfaces that have a pin.

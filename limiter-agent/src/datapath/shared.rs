@@ -2,6 +2,7 @@
 
 use std::{
     array,
+    iter::zip,
     marker::PhantomData,
     ops::RangeInclusive,
     os::fd::{AsFd as _, AsRawFd as _},
@@ -18,8 +19,12 @@ use aya::{
 };
 use limiter_common::{
     Family,
-    abi::{Budget, BudgetCell, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS, V6_SLOTS, map},
-    hash::{HashKey, SourceHash},
+    abi::{
+        Budget, BudgetCell, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS,
+        V6_SLOTS, map,
+    },
+    flows::{Flow, port_place},
+    hash::HashKey,
     known::{self, Filter, Mark},
     packet::Source,
     table::{Meta, is_ahead},
@@ -52,6 +57,7 @@ pub(super) struct SharedMaps {
     v4: Mapping<LineV4>,
     v6: Mapping<LineV6>,
     known: Mapping<KnownWords>,
+    flows: Mapping<KnownWords>,
     budgets: Mapping<Budget>,
     key: HashKey,
 }
@@ -62,6 +68,7 @@ impl SharedMaps {
             v4: Mapping::of(ebpf, map::BUCKETS_V4)?,
             v6: Mapping::of(ebpf, map::BUCKETS_V6)?,
             known: Mapping::of(ebpf, map::KNOWN)?,
+            flows: Mapping::of(ebpf, map::FLOWS)?,
             budgets: Mapping::of(ebpf, map::BUDGETS)?,
             key,
         })
@@ -70,7 +77,15 @@ impl SharedMaps {
     /// Marks a source as proven from `now` on.
     pub(super) fn prove(&self, source: Source, now: Nanos) {
         let hash = self.key.source(source);
-        Mark::of(hash).set(&self.place(hash), Filter::Proven, now);
+        Mark::of(hash).set(&words(&self.known, hash.place(self.known.count)), Filter::Proven, now);
+    }
+
+    /// Marks a flow as opened by this host, from `now` on.
+    pub(super) fn open(&self, flow: Flow, now: Nanos) {
+        let hash = self.key.flow(&flow);
+        let port = words(&self.flows, port_place(flow.local_port));
+        let place = FLOW_PORTS + hash.place(self.flows.count - FLOW_PORTS);
+        flow.open(&port, &words(&self.flows, place), hash, now);
     }
 
     /// Takes over what the budgets of another set of pinned maps stand at.
@@ -92,8 +107,8 @@ impl SharedMaps {
         let old: Mapping<KnownWords> = Mapping::pinned(maps, map::KNOWN)?;
         for place in 0..self.known.count {
             for from in overlapping(place, self.known.count, old.count) {
-                for word in 0..KNOWN_WORDS {
-                    merge(self.known.word(place, word), old.word(from, word).load(Relaxed));
+                for (word, from) in zip(words(&self.known, place), words(&old, from)) {
+                    merge(word, from.load(Relaxed));
                 }
             }
         }
@@ -103,7 +118,7 @@ impl SharedMaps {
     /// Who is proven at `now`.
     pub(super) fn snapshot(&self, now: Nanos) -> Snapshot {
         let HashKey { offset, first, second } = self.key;
-        let marks = |place| known::proven_marks(&self.words(place), now);
+        let marks = |place| known::proven_marks(&words(&self.known, place), now);
         let key = [offset, first, second];
         Snapshot { key, marks: (0..self.known.count).map(marks).collect() }
     }
@@ -119,7 +134,7 @@ impl SharedMaps {
                 .filter_map(|from| snapshot.marks.get(usize::try_from(from).ok()?));
             let marks = marks.fold(0, |sum, marks| sum | marks);
             if marks != 0 {
-                Mark::of_many(marks).set(&self.words(place), Filter::Proven, now);
+                Mark::of_many(marks).set(&words(&self.known, place), Filter::Proven, now);
             }
         }
     }
@@ -177,16 +192,6 @@ impl SharedMaps {
             }
         }
     }
-
-    /// The words of the filters for a source.
-    fn place(&self, hash: SourceHash) -> [&AtomicU64; KNOWN_WORDS] {
-        self.words(hash.place(self.known.count))
-    }
-
-    /// The words of the filters at a place.
-    fn words(&self, place: u32) -> [&AtomicU64; KNOWN_WORDS] {
-        array::from_fn(|word| self.known.word(place, word))
-    }
 }
 
 /// The places, of `old` ones, that have sources in common with `place`, of `new` ones.
@@ -210,12 +215,11 @@ fn merge(word: &AtomicU64, from: u64) {
     }
 }
 
-impl Mapping<KnownWords> {
-    fn word(&self, place: u32, word: usize) -> &AtomicU64 {
-        assert!(word < KNOWN_WORDS, "{word}");
-        // SAFETY: a word of the mapping, aligned and touched by atomic operations only.
-        unsafe { AtomicU64::from_ptr(self.value(place).cast::<u64>().add(word)) }
-    }
+/// The words of `filters` at `place`.
+fn words(filters: &Mapping<KnownWords>, place: u32) -> [&AtomicU64; KNOWN_WORDS] {
+    let words = filters.value(place).cast::<u64>();
+    // SAFETY: words of the mapping, aligned and touched by atomic operations only; the value has so many.
+    array::from_fn(|word| unsafe { AtomicU64::from_ptr(words.add(word)) })
 }
 
 /// The memory of an array map with values of type `V`.

@@ -102,7 +102,7 @@ fn machine() -> Vec<(&'static str, Outcome)> {
         Ok(path) => Outcome::ok(format!("version 2 mounted at {}", path.display())),
         Err(error) => {
             let mut outcome = Outcome::said(Status::Warning, &error);
-            outcome.finding += ": handshakes prove nobody";
+            outcome.finding += ": handshakes prove nobody, and this host's own flows are not known";
             outcome
         }
     };

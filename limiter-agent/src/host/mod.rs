@@ -26,7 +26,7 @@ pub use links::{Link, LinksError, RealMode, links, released};
 pub use memory::available_memory;
 pub use preflight::{Unfit, memlock, preflight, requirements, sees_programs, unclaimed};
 pub use refusal::{Refusal, kernel_words, other_mode};
-pub use sockets::{SocketsError, peers, peers_of_port};
+pub use sockets::{Connections, SocketsError, connections, peers_of_port};
 
 /// The two clocks, read together: expiry times are written on the wall clock and enforced on the
 /// monotonic one.

@@ -2,6 +2,8 @@
 
 use std::{collections::HashSet, io, net::IpAddr};
 
+use limiter_common::abi::{AddressFamily, SourceAddress};
+use limiter_common::flows::{Flow, Transport};
 use limiter_common::packet::Source;
 use netlink_packet_core::{
     DecodeError, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -35,11 +37,20 @@ pub enum SocketsError {
     Answer(#[from] DecodeError),
 }
 
-/// The other ends of all established TCP connections in this network namespace, but for loopback.
+/// What the established TCP connections of this network namespace say, but for those on loopback.
+#[derive(Debug, Default)]
+pub struct Connections {
+    /// Their other ends.
+    pub peers: HashSet<Source>,
+    /// Those that this host opened: their local port is no listener's.
+    pub opened: Vec<Flow>,
+}
+
+/// All established TCP connections in this network namespace, but for loopback.
 ///
 /// # Errors
 /// [`SocketsError`] if netlink does not answer, or not in its own terms.
-pub async fn peers() -> Result<HashSet<Source>, SocketsError> {
+pub async fn connections() -> Result<Connections, SocketsError> {
     // A busy host has a million of them.
     let listing = tokio::task::spawn_blocking(list_all).await;
     listing.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
@@ -54,9 +65,8 @@ pub async fn peers_of_port(port: u16) -> Result<HashSet<IpAddr>, SocketsError> {
         let mut peers = HashSet::new();
         for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
             list(family, any, &mut |id| {
-                let address =
-                    (id.source_port == port).then(|| id.destination_address.to_canonical());
-                peers.extend(address);
+                let is_peer = id.source_port == port && id.destination_port != 0;
+                peers.extend(is_peer.then(|| id.destination_address.to_canonical()));
             })?;
         }
         Ok(peers)
@@ -64,20 +74,37 @@ pub async fn peers_of_port(port: u16) -> Result<HashSet<IpAddr>, SocketsError> {
     listing.await.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
 }
 
-fn list_all() -> Result<HashSet<Source>, SocketsError> {
-    let mut peers = HashSet::new();
+fn list_all() -> Result<Connections, SocketsError> {
+    let (mut connections, mut listening) = (Connections::default(), HashSet::new());
     for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-        list(family, any, &mut |id| peers.extend(peer(&id)))?;
+        list(family, any, &mut |id| {
+            // A listener has no other end.
+            if id.destination_port == 0 {
+                listening.insert(id.source_port);
+            } else if let Some(flow) = flow(&id) {
+                connections.peers.insert(flow.remote.into());
+                connections.opened.push(flow);
+            }
+        })?;
     }
-    Ok(peers)
+    connections.opened.retain(|flow| !listening.contains(&flow.local_port));
+    Ok(connections)
 }
 
-fn peer(id: &SocketId) -> Option<Source> {
+fn flow(id: &SocketId) -> Option<Flow> {
     let address = id.destination_address.to_canonical();
-    (!address.is_loopback()).then(|| address.into())
+    let (remote_port, local_port) = (id.destination_port, id.source_port);
+    let SourceAddress { family, high, low } = address.into();
+    // Link-local addresses as packets have them.
+    let remote = match family {
+        AddressFamily::Ipv4 => address.into(),
+        AddressFamily::Ipv6 => SourceAddress::peer(high, low),
+    };
+    let flow = Flow { remote, remote_port, local_port, transport: Transport::Tcp };
+    (!address.is_loopback()).then_some(flow)
 }
 
-/// Calls `found` for each established TCP socket of a family.
+/// Calls `found` for each TCP socket of a family that is established or listens.
 fn list(family: u8, any: SocketId, found: &mut dyn FnMut(SocketId)) -> Result<(), SocketsError> {
     let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
     setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(PATIENCE)).map_err(io::Error::from)?;
@@ -113,7 +140,7 @@ fn request(family: u8, any: SocketId) -> Vec<u8> {
         family,
         protocol: IPPROTO_TCP,
         extensions: ExtensionFlags::empty(),
-        states: StateFlags::ESTABLISHED,
+        states: StateFlags::ESTABLISHED | StateFlags::LISTEN,
         socket_id: any,
     });
     let mut message = NetlinkMessage::new(header, request.into());
@@ -131,7 +158,8 @@ mod tests {
 
     fn of(address: &str) -> Option<Source> {
         let destination_address = address.parse().expect("is an address");
-        peer(&SocketId { destination_address, ..SocketId::new_v4() })
+        let id = SocketId { destination_address, ..SocketId::new_v4() };
+        flow(&id).map(|flow| flow.remote.into())
     }
 
     #[test]
@@ -142,6 +170,19 @@ mod tests {
         for loopback in ["127.0.0.9", "::1", "::ffff:127.0.0.1"] {
             assert_eq!(of(loopback), None, "{loopback}");
         }
+    }
+
+    /// Of the two ends of a connection, the one that connected has opened it.
+    #[test]
+    fn a_listeners_connections_were_opened_by_others() {
+        let id = |source_port, destination_port| SocketId {
+            source_port,
+            destination_port,
+            destination_address: [192, 0, 2, 1].into(),
+            ..SocketId::new_v4()
+        };
+        let opened = flow(&id(40_000, 443)).expect("is a flow");
+        assert_eq!((opened.local_port, opened.remote_port), (40_000, 443));
     }
 
     /// The kernel's own list has a connection of ours, by its ports, while it lasts.

@@ -13,14 +13,14 @@ use std::time::SystemTime;
 
 use limiter_common::Reason;
 use limiter_common::abi::{
-    BudgetCell, Ceiling, ClassId, ClassSettings, Mode, Need, Policy, PolicyId, Settings, Slot,
-    SourceAddress, Traits,
+    BudgetCell, Ceiling, ClassId, ClassSettings, Mode, Need, Policy, PolicyId, PortBits, Settings,
+    Slot, SourceAddress, Traits,
 };
 use limiter_common::known::Filter;
 use limiter_common::time::{Clock, Nanos, Tick};
 use limiter_common::units::{LimitError, Limits, PacketLimit};
 
-use crate::config::{self, Budget, Ceilings, Config, FaultAction, Pattern, Xdp};
+use crate::config::{self, Budget, Ceilings, Config, FaultAction, Pattern, PortSet, Xdp};
 pub(crate) use interfaces::xdp_of;
 pub use names::Names;
 pub use sizes::MapSizes;
@@ -63,6 +63,8 @@ pub struct Plan {
     pub prefixes: Vec<Prefix>,
     /// Rows of limits, one for each class in the order of rules, as policies refer to them.
     pub limits: Vec<Limits>,
+    /// Local UDP ports whose sockets are clients' although they were bound to the port.
+    pub client_ports: Box<PortBits>,
     /// The interfaces to attach to, in the order of their slots.
     pub interfaces: Vec<Guarded>,
     /// How large the maps must be made for this plan, with room for reloads.
@@ -249,6 +251,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     settings.nd = config.neighbours.nd.packets()?;
     settings.new_sources = config.table.new_sources.packets()?;
     settings.new_sources_site = config.ceilings.ipv6_48_new_sources.packets()?;
+    settings.established = config.established.packets.packets()?;
     settings.exempting = policies.policies.iter().fold(0, |bits, it| bits | it.exempt.slots());
     settings.mode = config.mode.into();
     settings.drops = drops(config.faults);
@@ -285,12 +288,21 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         policies: policies.policies,
         prefixes: policies.prefixes,
         limits: policies.limits,
+        client_ports: port_bits(&config.established.client_ports),
         interfaces: guarded,
         sizes,
         names,
         lease: config.agent_loss.map(|seconds| Nanos(u64::from(seconds) * 1_000_000_000)),
         gone,
     })
+}
+
+fn port_bits(ports: &PortSet) -> Box<PortBits> {
+    let mut bits = Box::new([0; 1 << 10]);
+    for port in ports.ports() {
+        bits[usize::from(port >> 6)] |= 1 << (port & 63);
+    }
+    bits
 }
 
 /// What one wider prefix may send in a class, by [`Ceiling`].
@@ -380,7 +392,8 @@ fn times(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
             .collect();
         let common = [settings.new_sources, settings.new_sources_site];
         let common = common.into_iter().filter(|_| !class.traits.has(Traits::RESERVED));
-        let shared = common.chain([class.new_sources, class.unproven, class.total]);
+        let shared = common.chain([settings.established]);
+        let shared = shared.chain([class.new_sources, class.unproven, class.total]);
         let shared = shared.chain(class.ceilings).filter_map(tolerance);
         let least = shared.chain(own.iter().copied()).min();
         class.clock = Clock::cheapest(least.unwrap_or(u64::MAX), tick);
@@ -417,6 +430,8 @@ fn drops(faults: config::Faults) -> u32 {
         | Reason::Ceiling
         | Reason::Unproven
         | Reason::Total
+        | Reason::Established
+        | Reason::EstablishedRate
         | Reason::Bypass => reason.drops_by_default(),
     };
     Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())

@@ -127,6 +127,13 @@ impl MapSizes {
     pub fn known_places(&self) -> u32 {
         (self.ipv4_sources.saturating_add(self.ipv6_sources) / 128).max(1024)
     }
+
+    /// Places in the filter of this host's flows: half as many, since a packet that is looked up there
+    /// would be dropped, and was looked up among the known sources before.
+    #[must_use]
+    pub fn flow_places(&self) -> u32 {
+        self.known_places() / 2
+    }
 }
 
 fn lines(sources: u32, slots: usize) -> u32 {

@@ -45,6 +45,10 @@ pub struct Status {
     pub new_sources: Limit,
     /// What proves that a source is not forged: `handshakes`, or `unavailable: ` and why.
     pub proofs: String,
+    /// What all flows together may receive that this host opened, beyond the limits of their sources.
+    pub established: Limit,
+    /// What tells the datapath of those flows.
+    pub own_flows: OwnFlows,
     /// What all maps take, in bytes of kernel memory.
     pub map_memory_bytes: u64,
     /// Where the settings come from.
@@ -62,6 +66,15 @@ pub struct ModeOverride {
     pub since: String,
     /// Who asked.
     pub by: String,
+}
+
+/// What tells the datapath of the flows that this host opens, or `unavailable: ` and why nothing does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnFlows {
+    /// `connect`.
+    pub tcp: String,
+    /// `packets sent by clients`.
+    pub udp: String,
 }
 
 /// What happens on one event.

@@ -31,6 +31,10 @@ impl fmt::Display for Status {
         let (per_second, burst) = limit(Some(self.new_sources));
         writeln!(out, "new:      {per_second} sources/s let in, burst {burst}")?;
         writeln!(out, "proofs:   {}", self.proofs)?;
+        let (per_second, burst) = limit(Some(self.established));
+        writeln!(out, "own:      {per_second} packets/s beyond all limits, burst {burst}")?;
+        writeln!(out, "          tcp: {}", self.own_flows.tcp)?;
+        writeln!(out, "          udp: {}", self.own_flows.udp)?;
         interfaces(out, &self.interfaces)?;
         write!(out, "{}", reserves(&self.reserves))?;
         classes(out, &self.classes)?;
@@ -243,7 +247,7 @@ impl<const N: usize> Grid<N> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FailurePolicy, Reload};
+    use super::super::{FailurePolicy, OwnFlows, Reload};
     use super::*;
 
     fn status() -> Status {
@@ -320,6 +324,8 @@ mod tests {
             ],
             new_sources: Limit { per_second: 10_000.0, burst: 100_000 },
             proofs: "handshakes".into(),
+            established: Limit { per_second: 200_000.0, burst: 400_000 },
+            own_flows: OwnFlows { tcp: "connect".into(), udp: "unavailable: no cgroup v2".into() },
             map_memory_bytes: 200 << 20,
             config: ConfigState {
                 path: "/etc/limiter/limiter.toml".into(),
@@ -364,6 +370,9 @@ config:   /etc/limiter/limiter.toml, read 2026-11-30 15:00:00 UTC
 tables:   1,000,000 ipv4 sources, 1,000,000 ipv6 sources; maps take 200.0 MiB
 new:      10,000 sources/s let in, burst 100,000
 proofs:   handshakes
+own:      200,000 packets/s beyond all limits, burst 400,000
+          tcp: connect
+          udp: unavailable: no cgroup v2
 
 INTERFACE  INDEX  XDP     DRIVER      ATTACHED BY
 eth0           2  native  virtio_net  link

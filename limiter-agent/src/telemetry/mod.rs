@@ -29,6 +29,8 @@ pub struct Snapshot {
     pub pressures: Vec<(String, f64)>,
     /// What can prove that a source is not forged, and whether it does.
     pub proofs: Vec<(&'static str, bool)>,
+    /// The protocols of which the host's own flows can be known, and whether they are.
+    pub own_flows: Vec<(&'static str, bool)>,
     /// Buckets ever created, by family.
     pub created: Vec<(&'static str, u64)>,
     /// The guarded interfaces.
@@ -162,6 +164,12 @@ impl Snapshot {
         for (source, works) in &self.proofs {
             proofs.sample(&[("source", (*source).to_owned())], flag(*works));
         }
+        let help = "Whether the flows of this protocol are known that this host opens; where not, what \
+                    comes back on them falls under the limits of its sources.";
+        let mut own = out.family("limiter_own_flows", help, Kind::Gauge);
+        for (protocol, works) in &self.own_flows {
+            own.sample(&[("protocol", (*protocol).to_owned())], flag(*works));
+        }
         let help = "Buckets created: sources that were new to the table, or had been displaced.";
         let mut created = out.family("limiter_sources_created_total", help, Kind::Counter);
         for (family, value) in &self.created {
@@ -263,6 +271,7 @@ mod tests {
             sources: vec![("ipv4", "proven", 3), ("ipv4", "seen", 4)],
             pressures: vec![("none".into(), 0.5)],
             proofs: vec![("handshakes", true)],
+            own_flows: vec![("tcp", true), ("udp", false)],
             created: vec![("ipv4", 7), ("ipv6", 0)],
             interfaces: vec![InterfaceInfo {
                 interface: "eth0".into(),
@@ -300,6 +309,7 @@ mod tests {
             r#"limiter_sources{family="ipv4",standing="proven"} 3"#,
             r#"limiter_pressure{class="none"} 0.5"#,
             r#"limiter_proofs{source="handshakes"} 1"#,
+            r#"limiter_own_flows{protocol="udp"} 0"#,
             r#"limiter_sources_created_total{family="ipv4"} 7"#,
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
             r#"limiter_nic_rx_discards_total{interface="eth0",counter="rx_missed_errors"} 5"#,

@@ -44,8 +44,14 @@ pub struct LineV6 {
 /// than one entry where no byte rate is configured.
 pub type ByteTats = [u64; V4_SLOTS];
 
+/// Places in front of the filter of flows that are for ports of this host: one for each 32 of them.
+pub const FLOW_PORTS: u32 = 1 << 11;
+
 /// What the filters hold at one place, see [`known`](crate::known).
 pub type KnownWords = [u64; KNOWN_WORDS];
+
+/// A bit for each port.
+pub type PortBits = [u64; 1 << 10];
 
 /// A budget that many CPUs look at, alone on its cache line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +68,7 @@ pub struct BudgetCell(u32);
 
 impl BudgetCell {
     /// How many there are.
-    pub const COUNT: usize = 3 * Self::CLASSES as usize + 2 * MAX_INTERFACES;
+    pub const COUNT: usize = 3 * Self::CLASSES as usize + 2 * MAX_INTERFACES + 1;
     #[expect(clippy::cast_possible_truncation, reason = "64")]
     const CLASSES: u32 = MAX_CLASSES as u32 + 1;
     #[expect(clippy::cast_possible_truncation, reason = "32")]
@@ -101,6 +107,13 @@ impl BudgetCell {
     #[must_use]
     pub const fn nd(slot: Slot) -> Self {
         Self(3 * Self::CLASSES + Self::INTERFACES + slot.0)
+    }
+
+    /// What all flows together may receive that this host opened, beyond the limits of their sources.
+    #[inline(always)]
+    #[must_use]
+    pub const fn established() -> Self {
+        Self(3 * Self::CLASSES + 2 * Self::INTERFACES)
     }
 
     /// The index in the map.

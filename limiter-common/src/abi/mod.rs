@@ -13,8 +13,8 @@ mod sample;
 mod settings;
 
 pub use bucket::{
-    Budget, BudgetCell, ByteTats, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress, V4_CROWDED,
-    V4_SLOTS, V6_CROWDED, V6_SLOTS,
+    Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
+    PortBits, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
 pub use counter::{Count, CounterShape};
 pub use kept::{Head, Identity, Name, Shape};
@@ -54,6 +54,13 @@ pub const MAX_OWN_ADDRESSES: usize = 4096;
 pub const PROGRAM: &str = "limiter";
 /// The name of the program that hears of completed handshakes.
 pub const HANDSHAKES: &str = "handshakes";
+/// The names of the programs that hear of UDP flows of this host: of a new socket, of one that asks for an
+/// address and port (IPv4 and IPv6), and of a packet that is sent.
+pub const FLOW_SOCKETS: &str = "flow_sockets";
+/// See [`FLOW_SOCKETS`].
+pub const FLOW_BINDS: [&str; 2] = ["flow_bind4", "flow_bind6"];
+/// See [`FLOW_SOCKETS`].
+pub const FLOW_PACKETS: &str = "flow_packets";
 /// The name of the program that says what [`Settings::coarse_origin`] should be.
 pub const CLOCK_ORIGIN: &str = "clock_origin";
 
@@ -88,6 +95,14 @@ pub mod map {
     pub const BYTES_V6: &str = "BYTES_V6";
     /// Array of [`KnownWords`](super::KnownWords): the filters of known sources.
     pub const KNOWN: &str = "KNOWN";
+    /// Array of [`KnownWords`](super::KnownWords): the filter of flows that this host opened,
+    /// behind [`FLOW_PORTS`](super::FLOW_PORTS) places for its ports.
+    pub const FLOWS: &str = "FLOWS";
+    /// Storage of sockets: whether one is a client's, and its last mark.
+    pub const CLIENTS: &str = "CLIENTS";
+    /// Array of one [`PortBits`](super::PortBits): local UDP ports whose sockets are clients' although
+    /// they were bound to the port.
+    pub const CLIENT_PORTS: &str = "CLIENT_PORTS";
     /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
@@ -108,7 +123,7 @@ pub mod map {
     pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
 
     /// Those that outlive the agent: all but the program's constants, its log, and the samples.
-    pub const KEPT: [&str; 20] = [
+    pub const KEPT: [&str; 23] = [
         IDENTITY,
         SHAPE,
         NAMES,
@@ -129,6 +144,9 @@ pub mod map {
         COUNTERS,
         LOGGED,
         SAMPLE_COUNT,
+        FLOWS,
+        CLIENTS,
+        CLIENT_PORTS,
     ];
 }
 
@@ -148,6 +166,8 @@ pub mod global {
     pub const LINES_CEILINGS: &str = "LINES_CEILINGS";
     /// `u32`: places in the filters of known sources.
     pub const KNOWN_PLACES: &str = "KNOWN_PLACES";
+    /// `u32`: places in the filter of this host's flows, those for ports not counted.
+    pub const FLOW_PLACES: &str = "FLOW_PLACES";
     /// `u32`: whether there are byte buckets, 0 or 1.
     pub const BYTES: &str = "BYTES";
     /// `u64`: nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of

@@ -323,6 +323,9 @@ pub struct Settings {
     pub new_sources: PacketLimit,
     /// How many new sources one IPv6 /48 may admit; not limited if unset.
     pub new_sources_site: PacketLimit,
+    /// What all flows together may receive that this host opened, beyond the limits of their sources; no
+    /// flow is looked up if it is not limited.
+    pub established: PacketLimit,
     /// The count of timer ticks, times their length, and this is `CLOCK_MONOTONIC_COARSE`, in
     /// nanoseconds; modulo 2⁶⁴.
     pub coarse_origin: u64,
@@ -372,6 +375,7 @@ impl Settings {
         nd: PacketLimit::NONE,
         new_sources: PacketLimit::NONE,
         new_sources_site: PacketLimit::NONE,
+        established: PacketLimit::NONE,
         coarse_origin: 0,
         epoch: 0,
         bank: 0,
@@ -442,7 +446,7 @@ const _: () = assert!(size_of::<ClassSettings>() == 144);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
-        == 120
+        == 136
             + 8 * MAX_INTERFACES
             + 8 * Ingress::PLACES
             + 144 * MAX_CLASSES

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use crate::abi::SourceAddress;
+use crate::abi::{AddressFamily, SourceAddress};
 
 /// Whose bucket a packet meets: a number within a space, so that addresses that mean different
 /// things never share one.
@@ -61,16 +61,30 @@ impl Source {
             Self { space: Space::Ipv6, bits: high }
         }
     }
+}
 
-    /// The source of a socket's IPv6 peer, as [`ipv6`](Self::ipv6): a socket that takes both families
-    /// shows an IPv4 peer as `::ffff:0:0/96` (RFC 4291 §2.5.5.2), which no packet has.
+impl SourceAddress {
+    /// The address that packets have of a socket's IPv6 peer, which is `high` and `low`: a socket that
+    /// takes both families shows an IPv4 peer as `::ffff:0:0/96` (RFC 4291 §2.5.5.2), which no packet has.
     #[inline(always)]
     #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the last 32 bits")]
     pub const fn peer(high: u64, low: u64) -> Self {
         if high == 0 && low >> 32 == 0xffff {
-            Self { space: Space::Ipv4, bits: low & 0xffff_ffff }
+            Self::ipv4(low as u32)
         } else {
-            Self::ipv6(high, low)
+            Source::ipv6(high, low).address(high, low)
+        }
+    }
+}
+
+/// Of the packets that come from an address.
+impl From<SourceAddress> for Source {
+    #[inline(always)]
+    fn from(address: SourceAddress) -> Self {
+        match address.family {
+            AddressFamily::Ipv4 => Self { space: Space::Ipv4, bits: address.high >> 32 },
+            AddressFamily::Ipv6 => Self::ipv6(address.high, address.low),
         }
     }
 }
@@ -78,12 +92,6 @@ impl Source {
 /// Of the packets that come from an address.
 impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(address) => Self::ipv4(address.to_bits()),
-            IpAddr::V6(address) => {
-                let SourceAddress { high, low, .. } = address.into();
-                Self::ipv6(high, low)
-            }
-        }
+        SourceAddress::from(address).into()
     }
 }

@@ -259,7 +259,7 @@ fn a_sockets_peer_is_the_source_of_its_packets() {
     let address = |text: &str| text.parse::<std::net::IpAddr>().expect("is an address");
     let peer = |text: &str| {
         let SourceAddress { high, low, .. } = address(text).into();
-        Source::peer(high, low)
+        Source::from(SourceAddress::peer(high, low))
     };
     assert_eq!(peer("::ffff:192.0.2.1"), Source::ipv4(0xc000_0201));
     for text in ["2001:db8::1", "fe80::7", "64:ff9b::c000:201", "2002:c000:201::1", "::1"] {

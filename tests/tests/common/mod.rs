@@ -14,6 +14,7 @@ use limiter_agent::{
 use limiter_common::{
     Action, Family, Outcome, Reason,
     abi::{ClassId, Count, Slot},
+    flows::Flow,
     time::Nanos,
 };
 use limiter_tests::{generator::monotonic, model::Model, netns::Netns};
@@ -64,6 +65,20 @@ impl Bench {
     /// The loaded object.
     pub(crate) fn datapath(&self) -> &Datapath {
         &self.datapath
+    }
+
+    /// Notes, in the kernel and in the model, that the host opened the flow.
+    pub(crate) fn open(&self, flow: Flow) -> Result<()> {
+        self.datapath.open(flow, now()?);
+        self.model.open(flow, now()?);
+        Ok(())
+    }
+
+    /// Attaches the programs that hear of connections and flows.
+    pub(crate) fn hear(&mut self) -> Result<()> {
+        self.datapath.hear_handshakes()?;
+        self.datapath.hear_flows()?;
+        Ok(())
     }
 
     /// The outcome with these labels.

@@ -9,7 +9,7 @@ use crate::{
     Effort,
     config::{SHIPPED_SOURCES, Shipped, UNLIMITED, prove},
     report::{Bound, Report, Row, Spread},
-    runner::{Run, Runner, Sources, Tested, forged, source},
+    runner::{Packet, Run, Runner, Sources, Tested, forged, source},
 };
 
 /// The interface that test runs receive on: the loopback of their namespace.
@@ -159,8 +159,8 @@ pub(crate) fn fill(
     let repeat = u32::try_from(count)?;
     let nth = |index| -> Source { source(family, forged(family), index) };
     prove(datapath, repeat, nth)?;
-    let sources = Sources::Resident(count);
-    runner.run(Run { program: *program, family, sources, cpus: 1, repeat })?;
+    let (sources, packet) = (Sources::Resident(count), Packet::Datagram);
+    runner.run(Run { program: *program, family, sources, packet, cpus: 1, repeat })?;
     Ok(())
 }
 
@@ -177,7 +177,8 @@ fn cases(effort: &Effort, floor: Tested, parse: Tested, loads: &Loads) -> Vec<Ca
                     continue;
                 }
                 let mut add = |what, program, expected| {
-                    let run = Run { program, family, sources, cpus, repeat: effort.repeat };
+                    let packet = Packet::Datagram;
+                    let run = Run { program, family, sources, packet, cpus, repeat: effort.repeat };
                     cases.push(Case { what, run, expected, times: Vec::new(), purity: 1.0 });
                 };
                 add(What::Floor, floor, None);

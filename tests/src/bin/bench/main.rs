@@ -6,6 +6,7 @@ mod config;
 mod cost;
 mod flood;
 mod limit;
+mod own;
 mod peers;
 mod report;
 mod runner;
@@ -44,7 +45,7 @@ struct Args {
     /// Also write all figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only this part: cost, floods, limit, memory, growth
+    /// Only this part: cost, own, floods, limit, memory, growth
     #[arg(long, value_name = "PART")]
     only: Option<String>,
 }
@@ -115,6 +116,9 @@ fn run(args: &Args) -> Result<()> {
     let mut runner = Runner::new()?;
     if wants("cost") {
         cost::measure(&mut runner, &effort, &mut report)?;
+    }
+    if wants("own") {
+        own::measure(&mut runner, &effort, &mut report)?;
     }
     if wants("memory") {
         table::memory(&mut report)?;

@@ -53,6 +53,15 @@ pub(crate) enum Sources {
     New,
 }
 
+/// What a packet is, beside its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packet {
+    /// A short datagram.
+    Datagram,
+    /// A TCP segment that acknowledges something.
+    Ack,
+}
+
 /// A program under test, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tested(usize);
@@ -63,6 +72,7 @@ pub(crate) struct Run {
     pub(crate) program: Tested,
     pub(crate) family: Family,
     pub(crate) sources: Sources,
+    pub(crate) packet: Packet,
     /// On CPUs 0 to this less one.
     pub(crate) cpus: usize,
     /// Packets on each CPU.
@@ -138,7 +148,7 @@ impl Runner {
         self.set_course(Course { base, mask, random, family, turn: 0 }, run.repeat)?;
         let wrapper: &Xdp = self.ebpf.program("wrap").context("program wrap")?.try_into()?;
         let counted = wrapper.info()?.run_count();
-        let frame = frame(run.family);
+        let frame = frame(run.family, run.packet);
         let start = Barrier::new(run.cpus);
         let results = thread::scope(|scope| {
             let workers: Vec<_> = (0..run.cpus)
@@ -171,7 +181,7 @@ impl Runner {
         let program: &Xdp = self.ebpf.program(name).context("no such program")?.try_into()?;
         self.netns.run(|| {
             pin(0)?;
-            Ok(test_run(program, &frame(Family::Ipv4), repeat)?.0)
+            Ok(test_run(program, &frame(Family::Ipv4, Packet::Datagram), repeat)?.0)
         })
     }
 
@@ -248,8 +258,8 @@ fn thread_time() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-/// A short datagram to a port of no class but the last.
-fn frame(family: Family) -> Vec<u8> {
+/// A packet to a port of no class but the last.
+fn frame(family: Family, packet: Packet) -> Vec<u8> {
     let (source, destination): (IpAddr, IpAddr) = match family {
         Family::Ipv4 => (Ipv4Addr::from(FORGED_IPV4).into(), Ipv4Addr::new(192, 0, 2, 2).into()),
         Family::Ipv6 | Family::Other => {
@@ -263,7 +273,10 @@ fn frame(family: Family) -> Vec<u8> {
         source: SocketAddr::new(source, 40_000),
         destination: SocketAddr::new(destination, 9),
     };
-    frames::udp(&path, PAYLOAD)
+    match packet {
+        Packet::Datagram => frames::udp(&path, PAYLOAD),
+        Packet::Ack => frames::tcp_ack(&path),
+    }
 }
 
 /// Bytes of UDP payload: over IPv4, the shortest frame there is on a wire.

@@ -11,7 +11,7 @@ use crate::{
     config::{SHIPPED_SOURCES, Shipped, UNLIMITED, now, prove},
     cost::{LOOPBACK, OVER, fill, load, thousands},
     report::{Bound, Report, Row, Spread},
-    runner::{Run, Runner, Sources, forged, source},
+    runner::{Packet, Run, Runner, Sources, forged, source},
 };
 
 /// Targets (PERFORMANCE.md, "Targets"): bytes of kernel memory for each source at the shipped load
@@ -83,7 +83,14 @@ pub(crate) fn overflow(runner: &mut Runner, report: &mut Report) -> Result<()> {
                 prove(&load.0, 1 << 20, |index| source(family, forged(family), index))?;
             }
             let sources = Sources::Resident(1 << 20);
-            let run = Run { program: load.1, family, sources, cpus: 1, repeat: SOURCES };
+            let run = Run {
+                program: load.1,
+                family,
+                sources,
+                packet: Packet::Datagram,
+                cpus: 1,
+                repeat: SOURCES,
+            };
             let times = runner.run(run)?;
             let counters = load.0.counters()?;
             let full = counters.iter().filter(|(outcome, _)| {
@@ -146,7 +153,14 @@ pub(crate) fn growth(runner: &mut Runner, effort: &Effort, report: &mut Report) 
     for _ in 0..effort.rounds {
         for (size, load, times, floors) in &mut loads {
             let sources = Sources::Resident(u64::from(*size / 2));
-            let run = Run { program: load.1, family, sources, cpus: 1, repeat: effort.repeat };
+            let run = Run {
+                program: load.1,
+                family,
+                sources,
+                packet: Packet::Datagram,
+                cpus: 1,
+                repeat: effort.repeat,
+            };
             times.push(runner.run(run)?[0]);
             floors.push(runner.run(Run { program: floor, ..run })?[0]);
         }
