@@ -243,7 +243,7 @@ fn a_switch_of_modes_under_a_flood_is_felt_within_moments() -> Result<()> {
     let netns = &mut stage.generator;
     let (switched, sent) = thread::scope(|scope| -> Result<_> {
         let switched = scope.spawn(|| -> Result<_> {
-            thread::sleep(Duration::from_millis(1_000));
+            thread::sleep(Duration::from_secs(1));
             done(&agent, &["mode", "bypass"])?;
             let before = agent.metrics()?;
             thread::sleep(Duration::from_millis(500));

@@ -301,7 +301,7 @@ fn limits_end_with_the_lease_if_so_chosen() -> Result<()> {
     assert!(stage.received()? - before <= 2, "{sent:?}");
     agent.kill();
     let killed = Instant::now();
-    thread::sleep(LEASE - BEAT - Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(23));
     assert_eq!(stage.pass(20)?, 0, "the lease lasts");
     let status = stage.unattended("status", &[])?;
     assert!(status.contains(" s, unless an agent is started"), "{status}");
@@ -397,7 +397,7 @@ fn restarts_and_upgrades_under_a_flood_let_nothing_past() -> Result<()> {
     assert!(agent.log().contains("do not fit this one"), "{}", agent.log());
     assert!(refused(&metrics) < 0.5, "{metrics:?}");
     let passed = stage.received()? - before - echo.received();
-    let limit = BURST + RATE * (sent.last() - sent.first()).as_secs_f64();
+    let limit = BURST + RATE * sent.elapsed().as_secs_f64();
     println!(
         "{} forged packets in {:?}, {} lost at the ring; {passed} passed, {:.4} of the limit; proven \
          client: {} asked, {} answered, 0 refused",

@@ -92,12 +92,11 @@ pub struct Beginning {
 pub fn begin(args: &RunArgs) -> Result<Beginning, Vec<String>> {
     let state = StateDir::open(&args.state);
     let record: Record = state.read(FILE, VERSION).unwrap_or_default();
-    let (config, text, rolled_back) = match fall_back(args, &record) {
-        Some((config, text, why)) => (config, text, Some(why)),
-        None => {
-            let text = Text::read(&args.config)?;
-            (text.parse(args)?, text, None)
-        }
+    let (config, text, rolled_back) = if let Some((config, text, why)) = fall_back(args, &record) {
+        (config, text, Some(why))
+    } else {
+        let text = Text::read(&args.config)?;
+        (text.parse(args)?, text, None)
     };
     let overrides = Overrides::restore(&state);
     Ok(Beginning { config, text, overrides, record, state, rolled_back })
@@ -162,7 +161,9 @@ impl Agent {
     ) -> Result<(Change, Option<Deadline>), Refused> {
         let outcome = self.try_apply(wanted, by).await;
         if let Err((_, errors)) = &outcome {
-            errors.iter().for_each(|error| error!("apply (by {by}): {error}"));
+            for error in errors {
+                error!("apply (by {by}): {error}");
+            }
         }
         outcome
     }
@@ -247,7 +248,9 @@ impl Agent {
         match self.take_back_pending().await {
             Ok(()) => true,
             Err((_, errors)) => {
-                errors.iter().for_each(|error| error!("cannot roll back, trying again: {error}"));
+                for error in errors {
+                    error!("cannot roll back, trying again: {error}");
+                }
                 false
             }
         }
@@ -285,7 +288,9 @@ impl Agent {
         if let Err(error) = self.state.write(FILE, VERSION, &self.record) {
             warnings.push(error.to_string());
         }
-        warnings.iter().for_each(|warning| warn!("{warning}"));
+        for warning in &warnings {
+            warn!("{warning}");
+        }
         warnings
     }
 

@@ -17,6 +17,7 @@ use exposition::{Exposition, Kind};
 
 /// All that one scrape says.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a metric of its own")]
 pub struct Snapshot {
     /// The non-zero counters.
     pub packets: Vec<PacketCount>,
