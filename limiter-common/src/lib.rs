@@ -19,6 +19,7 @@ pub mod abi;
 pub mod bucket;
 pub mod classify;
 pub mod decide;
+pub mod env;
 pub mod flows;
 pub mod hash;
 pub mod known;
@@ -28,6 +29,7 @@ pub mod time;
 pub mod units;
 pub mod verdict;
 
-pub use decide::{Bucket, Decision, Env, decide};
+pub use decide::{Decision, decide};
+pub use env::{Bucket, Env};
 pub use packet::PacketView;
 pub use verdict::{Action, Family, Outcome, Reason};

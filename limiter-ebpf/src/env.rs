@@ -7,7 +7,7 @@ use limiter_common::{
     Env, Family,
     abi::{BudgetCell, ClassId, FLOW_PORTS, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
     bucket::Cell,
-    decide::WidePrefix,
+    env::WidePrefix,
     flows::{Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
     known::Known,

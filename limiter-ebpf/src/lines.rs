@@ -6,7 +6,7 @@ use limiter_common::{
     Bucket, Env as _,
     abi::{ClassId, LineV4, LineV6, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS},
     bucket::{self, Cell as _, Moment},
-    decide::WidePrefix,
+    env::WidePrefix,
     hash::BucketHash,
     packet::{Source, Space},
     table::{Claim, Line, Made, Meta, Wanted},

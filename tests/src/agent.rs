@@ -111,6 +111,18 @@ impl Agent {
         Self::start_in(directory, &[], binary()?, arguments, &netns)
     }
 
+    /// Ends it by SIGTERM, does something, and starts it again with the same files and these
+    /// `arguments` of `run`.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start) and [`terminate`](Self::terminate), or as `between` says.
+    pub fn restart(self, arguments: &[&str], between: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let (directory, netns) = (Arc::clone(&self.directory), self.netns.clone());
+        self.terminate()?;
+        between()?;
+        Self::start_in(directory, &[], binary()?, arguments, &netns)
+    }
+
     fn start_in(
         directory: Arc<TempDir>,
         wrapper: &[&str],

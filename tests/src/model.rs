@@ -16,7 +16,7 @@ use limiter_common::{
     },
     bucket::{self, Moment},
     decide,
-    decide::WidePrefix,
+    env::WidePrefix,
     flows::{self, Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
     packet::Source,

@@ -75,18 +75,11 @@ impl Host {
         self.path("control.sock")
     }
 
-    /// `limiter-agent run --unpinned` with this configuration and the host's control socket.
+    /// `limiter-agent run` with this configuration, no pins, and the host's control socket.
     fn run(&self, configuration: &str) -> Result<Command> {
-        let mut command = self.run_pinned(configuration)?;
-        command.arg("--unpinned");
-        Ok(command)
-    }
-
-    /// The same, with pins where they belong: only for starts that fail before that.
-    fn run_pinned(&self, configuration: &str) -> Result<Command> {
         fs::write(self.path("limiter.toml"), configuration)?;
         let mut command = self.netns().command(agent::binary()?);
-        command.arg("run").arg("--config").arg(self.path("limiter.toml"));
+        command.args(["run", "--unpinned", "--config"]).arg(self.path("limiter.toml"));
         command.arg("--state").arg(self.path("state"));
         command.arg("--control-socket").arg(self.socket());
         Ok(command)
@@ -269,7 +262,10 @@ fn the_documented_capabilities_are_enough() -> Result<()> {
 #[test]
 fn no_bpf_file_system_is_said_with_the_command() -> Result<()> {
     let host = Host::new()?;
-    let mut command = host.run_pinned(&edge())?;
+    fs::write(host.path("limiter.toml"), edge())?;
+    let mut command = host.netns().command(agent::binary()?);
+    command.arg("run").arg("--config").arg(host.path("limiter.toml"));
+    command.arg("--state").arg(host.path("state")).arg("--control-socket").arg(host.socket());
     let cover = || {
         let none = None::<&str>;
         unshare(CloneFlags::CLONE_NEWNS)?;

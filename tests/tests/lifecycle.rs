@@ -437,3 +437,48 @@ fn refused(metrics: &Metrics) -> f64 {
 fn as_f64(count: u64) -> f64 {
     u32::try_from(count).map_or(f64::INFINITY, f64::from)
 }
+
+/// Who was proven is so again on a host that began anew: what is pinned is gone, as after a reboot.
+#[test]
+fn who_was_proven_is_so_after_a_reboot() -> Result<()> {
+    let unproven = "packets = { rate = \"1000/s\", burst = 1000 }\n\
+                    unproven = { rate = \"1/h\", burst = 2 }";
+    let mut stage = Stage::new()?;
+    let agent = stage.start(&config(unproven))?;
+    let connection = stage.prove()?;
+    assert_eq!(stage.pass(20)?, 20, "it is proven");
+    drop(connection);
+    let pins = stage.bpffs.pins();
+    let agent = agent.restart(&["--pins", pins.to_str().context("UTF-8")?], || {
+        stage.unattended("detach", &[])?;
+        assert_eq!(stage.attachment()?, None);
+        Ok(())
+    })?;
+    assert!(
+        agent.log().contains("who was proven before this start, is so again"),
+        "{}",
+        agent.log()
+    );
+    assert_eq!(stage.pass(20)?, 20, "it is proven still");
+    agent.terminate()?;
+    Ok(())
+}
+
+#[test]
+fn without_an_agent_the_mode_can_be_changed() -> Result<()> {
+    let mut stage = Stage::new()?;
+    let agent = stage.start(&config(SLOW))?;
+    assert_eq!(stage.pass(20)?, 10);
+    agent.kill();
+    for (mode, passing) in [("bypass", 20), ("config", 0), ("observe", 20)] {
+        let said = stage.unattended("mode", &[mode])?;
+        assert!(said.starts_with("no agent answers"), "{said}");
+        assert_eq!(stage.pass(20)?, passing, "{mode}");
+    }
+    let status = stage.unattended("status", &[])?;
+    assert!(status.contains("observe"), "{status}");
+    let agent = stage.start(&config(SLOW))?;
+    assert_eq!(stage.pass(20)?, 0, "the next agent does as its configuration says");
+    agent.terminate()?;
+    Ok(())
+}

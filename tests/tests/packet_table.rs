@@ -566,7 +566,6 @@ mod vm {
     use anyhow::Result;
     use limiter_tests::vm::{Kernel, VmSpec, run_ok};
 
-    /// Thousands of random frames would take minutes on emulated CPUs.
     const TESTS: &[&str] = &[
         "--exact",
         "every_row_of_the_table_holds_in_the_kernel_and_on_the_host",

@@ -74,6 +74,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             mode,
             // Whoever tries it out expects Ctrl-C to end it.
             "--unpinned",
+            "--state",
+            "target/state",
         ]);
         if let Some(xdp) = &options.xdp {
             agent.args(["--xdp", xdp]);

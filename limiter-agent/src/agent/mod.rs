@@ -8,6 +8,7 @@ mod changes;
 mod ledger;
 mod overrides;
 mod report;
+mod standing;
 mod upkeep;
 
 use std::collections::BTreeMap;
@@ -79,6 +80,7 @@ pub struct Agent {
     deaf_to_flows: Option<String>,
     own: Complaint,
     seeding: Complaint,
+    keeping: Complaint,
 }
 
 /// Whose fault a failed reload is.
@@ -136,9 +138,13 @@ impl Agent {
         if let Some(available) = host::available_memory().filter(|_| is_new) {
             check_memory(&plan.sizes, available).map_err(|error| machine(error.to_string()))?;
         }
-        let mut datapath =
-            Datapath::start(&plan, left, None).map_err(|error| machine(error.to_string()))?;
+        let snapshot = standing::restore(&state, now);
+        let mut datapath = Datapath::start(&plan, left, snapshot.as_ref())
+            .map_err(|error| machine(error.to_string()))?;
         match datapath.origin() {
+            Origin::New if snapshot.is_some() => {
+                info!("who was proven before this start, is so again");
+            }
             Origin::New => {}
             Origin::Kept => info!(
                 "taking over from the agent before: its buckets, standing, counters and attachments"
@@ -200,6 +206,7 @@ impl Agent {
             deaf_to_flows,
             own,
             seeding,
+            keeping: Complaint::default(),
         };
         agent.log_settings();
         agent.overrides.announce();
@@ -246,6 +253,9 @@ impl Agent {
     /// Stops: what is pinned goes on limiting as it does now, all else is detached.
     pub fn stop(&mut self) {
         self.stopped = true;
+        if let Err(error) = self.keep_standing() {
+            warn!("{error}");
+        }
         for (ifindex, it) in std::mem::take(&mut self.attached) {
             if self.datapath.is_pinned() && it.kind == LinkKind::BpfLink {
                 info!("{} stays limited as it is (`limiter-agent detach` ends that)", it.name);

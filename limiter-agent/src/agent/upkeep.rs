@@ -27,9 +27,12 @@ impl Agent {
     }
 
     /// Vouches for the peers of lasting `connections`, which make no handshake again, and keeps those open
-    /// that this host opened before the programs could hear of it.
+    /// that this host opened before the programs could hear of it. Keeps who is proven for the time
+    /// after a reboot.
     pub fn renew_proofs(&mut self, connections: Result<Connections, SocketsError>) {
         self.seeding.hear(seed(&self.datapath, connections));
+        let kept = self.keep_standing();
+        self.keeping.hear(kept);
     }
 }
 

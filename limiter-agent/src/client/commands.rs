@@ -1,22 +1,28 @@
 //! The commands that change what the running agent does.
 
 use std::io::Write as _;
+use std::time::SystemTime;
 
 use axum::http::Method;
 use hyper::body::Bytes;
+use limiter_common::abi;
 use serde::Serialize;
 
-use super::{ask, print, print_json};
+use super::{answers, ask, print, print_json};
 use crate::api::{ApplyRequest, BlockRequest, ModeRequest, UnblockRequest};
-use crate::cli::{ApplyArgs, BlockArgs, ClientArgs, Failure, ModeArgs, UnblockArgs};
+use crate::cli::{ApplyArgs, BlockArgs, ClientArgs, Failure, ModeArgs, NewMode, UnblockArgs};
 use crate::config::read_text;
-use crate::status::Change;
+use crate::datapath;
+use crate::status::{Change, utc};
 
 /// `limiter-agent mode MODE`.
 ///
 /// # Errors
 /// [`Failure`] as the agent says, or [`Failure::Machine`] if none answers.
 pub fn mode(args: &ModeArgs) -> Result<(), Failure> {
+    if !answers(&args.client.control_socket) && args.client.pins.exists() {
+        return unattended_mode(args);
+    }
     let mode = args.mode.as_str().to_owned();
     command(&args.client, "/v1/mode", &ModeRequest { mode })
 }
@@ -62,6 +68,37 @@ pub fn block(args: &BlockArgs) -> Result<(), Failure> {
 /// As for [`mode`].
 pub fn unblock(args: &UnblockArgs) -> Result<(), Failure> {
     command(&args.client, "/v1/unblock", &UnblockRequest { cidr: args.cidr.clone() })
+}
+
+/// Changes the mode where no agent answers, in what one left pinned.
+fn unattended_mode(args: &ModeArgs) -> Result<(), Failure> {
+    let mode = match args.mode {
+        NewMode::Observe => Some(abi::Mode::OBSERVE),
+        NewMode::Bypass => Some(abi::Mode::BYPASS),
+        NewMode::Config => None,
+        NewMode::Enforce => {
+            return Err(Failure::Request(
+                "no agent answers, and without one there are only observe, bypass and config (what the \
+                 last agent had in force); start it with `limiter-agent run`"
+                    .to_owned(),
+            ));
+        }
+    };
+    datapath::set_mode(&args.client.pins, mode)
+        .map_err(|error| Failure::Machine(error.to_string()))?;
+    let change = format!(
+        "no agent answers: what one left pinned is under {} until the next one starts",
+        args.mode.as_str()
+    );
+    if args.client.json {
+        return print_json(&Change {
+            at: utc(SystemTime::now()),
+            changes: vec![change],
+            warnings: Vec::new(),
+            confirm_by: None,
+        });
+    }
+    print(&format!("{change}\n"))
 }
 
 /// Asks for a change and says what came of it.

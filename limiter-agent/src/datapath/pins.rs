@@ -331,6 +331,6 @@ mod tests {
     #[test]
     fn another_file_system_is_refused_with_the_cure() {
         let error = Pins::open(Path::new("/proc/limiter")).expect_err("not a bpffs").to_string();
-        assert!(error.contains("fix: mount -t bpf bpf /sys/fs/bpf"), "{error}");
+        assert!(error.contains("at /proc; fix: mount -t bpf bpf /proc ("), "{error}");
     }
 }

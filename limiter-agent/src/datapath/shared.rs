@@ -31,6 +31,7 @@ use limiter_common::{
     time::{Nanos, Tick},
 };
 use memmap2::{MmapOptions, MmapRaw};
+use serde::{Deserialize, Serialize};
 
 use super::DatapathError;
 
@@ -44,7 +45,7 @@ pub struct Tracked {
 }
 
 /// Who was proven at some instant, for a kernel that starts anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The parts of the hash key, which say where a source's marks are.
     pub key: [u64; 3],
