@@ -482,3 +482,25 @@ fn without_an_agent_the_mode_can_be_changed() -> Result<()> {
     agent.terminate()?;
     Ok(())
 }
+
+/// Whoever cut himself off by a wrong limit is let in again, although the agent that should have taken it
+/// back was killed and none was started.
+#[test]
+fn what_is_not_confirmed_ends_without_an_agent() -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(8);
+    let mut stage = Stage::new()?;
+    let agent = stage.start(&config("packets = { rate = \"1000/s\", burst = 1000 }"))?;
+    assert_eq!(stage.pass(20)?, 20);
+    let directory = tempfile::tempdir()?;
+    let wrong = directory.path().join("wrong.toml");
+    std::fs::write(&wrong, config("packets = { rate = \"1/m\", burst = 1 }"))?;
+    let applied = Instant::now();
+    let name = wrong.to_str().context("UTF-8")?;
+    let output = agent.command(&["apply", name, "--confirm", "8s"])?;
+    ensure!(output.status.success(), "{output:?}");
+    agent.kill();
+    assert!(stage.pass(20)? <= 1, "the wrong limit holds");
+    thread::sleep((PATIENCE + Duration::from_secs(1)).saturating_sub(applied.elapsed()));
+    assert_eq!(stage.pass(20)?, 20, "what was in force before is so again");
+    Ok(())
+}
