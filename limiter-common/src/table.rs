@@ -102,6 +102,13 @@ impl Meta {
         if class == 0 || class == Self::CLASS { None } else { Some(ClassId(class)) }
     }
 
+    /// In the IPv6 table, whether the source's bits are the first of its address: not those of link-local
+    /// and translated ones.
+    #[must_use]
+    pub const fn is_of_prefix(self) -> bool {
+        self.0 >> Self::SPACE_SHIFT & 3 == Space::Ipv6 as u32
+    }
+
     #[inline(always)]
     const fn has_owner(self, owner: Self) -> bool {
         self.0 & Self::OWNER == owner.0 & Self::OWNER

@@ -30,7 +30,7 @@ use crate::{
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
 #[inline(always)]
 pub(crate) fn settings() -> Option<&'static Settings> {
-    let [active, until, after] = &HEAD;
+    let [active, until, after, _] = &HEAD;
     let settings = SETTINGS.get(read(active) as u32)?;
     if clock::coarse(settings).0 <= read(until) {
         return Some(settings);

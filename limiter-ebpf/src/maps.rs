@@ -79,7 +79,7 @@ pub(crate) static LOGGED: Array<u32, 32> = Array::new();
 /// The words of a [`limiter_common::abi::Head`]. A variable, which the agent writes through the map that
 /// variables lie in: to look one up in a map of one would cost each packet twelve instructions more.
 #[unsafe(no_mangle)]
-pub(crate) static HEAD: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+pub(crate) static HEAD: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 /// Slots in the counter map; a constant to the verifier.
 #[unsafe(no_mangle)]

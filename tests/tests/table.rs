@@ -2,7 +2,7 @@
 //! of those it has no room for, and how a change of settings reaches the buckets that are there.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::{Duration, SystemTime},
@@ -115,6 +115,22 @@ impl Table {
             }
         }
         bail!("{} has no bucket", v4(number))
+    }
+
+    /// The metas of the IPv4 sources that have a bucket.
+    fn metas(&self) -> Result<BTreeMap<u64, u64>> {
+        let mut metas = BTreeMap::new();
+        for index in 0..self.lines.len() {
+            let line = self.lines.get(&index, 0)?;
+            for slot in 0..4 {
+                let half = |word: u64| word >> (32 * (slot % 2)) & 0xffff_ffff;
+                let (source, meta) = (half(line[slot / 2]), half(line[2 + slot / 2]));
+                if meta != 0 {
+                    metas.insert(source, meta);
+                }
+            }
+        }
+        Ok(metas)
     }
 
     /// Vouches for each source.
@@ -384,6 +400,37 @@ fn a_site_is_held_to_its_ceilings() -> Result<()> {
         let own = u64::from(SOURCES * (BURST / 2 + 1));
         let expected = own + u64::from(bursts * BURST);
         assert_eq!(conform, expected, "/56: {customer} times, /48: {site} times");
+    }
+    Ok(())
+}
+
+/// What is said of one source is looked up again for that one only; and is felt at once, both ways.
+#[test]
+fn a_block_touches_its_own_sources_only() -> Result<()> {
+    let block = |cidr: &str| format!("[[block]]\ncidr = \"{cidr}\"\n");
+    let base = config(10_000, 100, AMPLE, &block("203.0.113.1/32"));
+    let mut table = Table::load(&base)?;
+    let sources = || (1..=3).map(v4).chain((1..=3).map(v6));
+    table.send(sources())?;
+    let before = table.metas()?;
+    assert_eq!(before.len(), 3);
+
+    let more =
+        [format!("{}/32", v4(2)), "2a00:0:0:2::/64".to_owned()].map(|it| block(&it)).concat();
+    table.apply(&format!("{base}{more}"))?;
+    let after = table.metas()?;
+    let changed: Vec<_> = before.iter().filter(|(source, meta)| after[source] != **meta).collect();
+    assert_eq!(changed, [(&0x0a00_0002, &before[&0x0a00_0002])]);
+    table.send(sources())?;
+    for family in [Family::Ipv4, Family::Ipv6] {
+        assert_eq!(table.count(family, Reason::Blocked)?, 1, "{family:?}");
+        assert_eq!(table.count(family, Reason::Conform)?, 5, "{family:?}");
+    }
+    table.apply(&base)?;
+    table.send(sources())?;
+    for family in [Family::Ipv4, Family::Ipv6] {
+        assert_eq!(table.count(family, Reason::Blocked)?, 1, "{family:?}");
+        assert_eq!(table.count(family, Reason::Conform)?, 8, "{family:?}");
     }
     Ok(())
 }

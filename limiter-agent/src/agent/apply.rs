@@ -257,9 +257,7 @@ impl Agent {
     }
 
     async fn take_back_pending(&mut self) -> Result<(), Refused> {
-        let Some(pending) = self.pending.take_if(|it| Instant::now() < it.deadline) else {
-            return Ok(());
-        };
+        let Some(pending) = self.pending.take() else { return Ok(()) };
         match self.put_in_force(pending.before.clone(), None).await {
             Ok(changes) => {
                 let why = format!("{} was not confirmed and is rolled back", pending.file);

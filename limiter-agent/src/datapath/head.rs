@@ -25,6 +25,7 @@ pub struct Head(Arc<Mutex<State>>);
 struct State {
     map: Array<MapData, abi::Head>,
     active: u64,
+    epoch: u32,
     /// After so long without a sign of life nothing is dropped; none to go on for ever.
     lease: Option<Nanos>,
     /// When the settings of which bank hold again, unless the present ones are confirmed.
@@ -39,7 +40,8 @@ impl Head {
         let map: Array<_, abi::Head> = map.try_into().map_err(failed)?;
         let head = map.get(&0, 0).map_err(failed)?;
         let active = effective(&head, host::monotonic());
-        Ok(Self(Arc::new(Mutex::new(State { map, active, lease: None, fallback: None }))))
+        let epoch = u32::try_from(head.epoch).unwrap_or(0);
+        Ok(Self(Arc::new(Mutex::new(State { map, active, epoch, lease: None, fallback: None }))))
     }
 
     /// What the variable in these pinned maps holds; without what no longer does.
@@ -59,16 +61,33 @@ impl Head {
         }
     }
 
-    /// Puts the settings of `bank` in force, with `lease` from now on; with a `deadline` only until
+    /// The bank whose settings are in force, if nothing but the agent's end can change that.
+    pub(super) fn settled(&self) -> Option<Bank> {
+        let state = self.state();
+        let bank = Bank::of_place(state.active);
+        (state.fallback.is_none() && state.active == u64::from(bank.index())).then_some(bank)
+    }
+
+    /// The epoch of the settings that were written last.
+    pub(super) fn epoch(&self) -> u32 {
+        self.state().epoch
+    }
+
+    /// Puts the settings of `bank`, written with this `epoch`, in force, with `lease` from now on; with a `deadline` only until
     /// then, unless [`confirm`](Self::confirm) comes.
     pub(super) fn switch(
         &self,
         bank: Bank,
+        epoch: u32,
         lease: Option<Nanos>,
         deadline: Option<Nanos>,
     ) -> Result<(), DatapathError> {
+        /// An agent that lives takes its settings back itself, and is first.
+        const GRACE: u64 = 1_000_000_000;
         let mut state = self.state();
-        let fallback = deadline.map(|deadline| (deadline, Bank::of_place(state.active)));
+        state.epoch = epoch;
+        let later = |deadline: Nanos| Nanos(deadline.0.saturating_add(GRACE));
+        let fallback = deadline.map(|it| (later(it), Bank::of_place(state.active)));
         let active = u64::from(bank.index());
         state.write(active, lease, fallback)
     }
@@ -98,7 +117,14 @@ impl Head {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Whoever panicked left words that were all written before.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((deadline, bank)) = state.fallback
+            && host::monotonic() > deadline
+        {
+            // The program went back by itself.
+            (state.active, state.fallback) = (bank.index().into(), None);
+        }
+        state
     }
 }
 
@@ -112,6 +138,7 @@ impl State {
     ) -> Result<(), DatapathError> {
         let head = words(
             active,
+            self.epoch,
             lease.map(|lease| Nanos(host::monotonic().0.saturating_add(lease.0))),
             fallback,
         );
@@ -124,7 +151,12 @@ impl State {
 /// The variable for settings at `active`, a lease that ends at `lease`, and a fallback. Whoever reaches
 /// one of the two times has no agent: had it one, that would have moved the lease on, or switched. So
 /// with a lease both lead to the variant that drops nothing, of the settings that were confirmed.
-fn words(active: u64, lease: Option<Nanos>, fallback: Option<(Nanos, Bank)>) -> abi::Head {
+fn words(
+    active: u64,
+    epoch: u32,
+    lease: Option<Nanos>,
+    fallback: Option<(Nanos, Bank)>,
+) -> abi::Head {
     let confirmed = fallback.map_or(Bank::of_place(active), |(_, bank)| bank);
     let deadline = fallback.map(|(deadline, _)| deadline);
     let (until, after) = match (lease, deadline) {
@@ -134,7 +166,7 @@ fn words(active: u64, lease: Option<Nanos>, fallback: Option<(Nanos, Bank)>) -> 
             (deadline.map_or(lease, |deadline| deadline.min(lease)), confirmed.variant())
         }
     };
-    abi::Head { active, until, after: after.into() }
+    abi::Head { active, until, after: after.into(), epoch: epoch.into() }
 }
 
 /// The place of the settings that hold at `now`.
@@ -150,24 +182,24 @@ mod tests {
 
     #[test]
     fn settings_hold_for_ever_without_a_reason_not_to() {
-        let head = words(1, None, None);
+        let head = words(1, 7, None, None);
         assert_eq!(head.until, Nanos(u64::MAX));
         assert_eq!(effective(&head, Nanos(u64::MAX - 1)), 1);
     }
 
     #[test]
     fn what_is_not_confirmed_ends_without_an_agent() {
-        let head = words(1, None, Some((Nanos(10), Bank::First)));
+        let head = words(1, 7, None, Some((Nanos(10), Bank::First)));
         assert_eq!([effective(&head, Nanos(10)), effective(&head, Nanos(11))], [1, 0]);
     }
 
     #[test]
     fn after_the_lease_the_confirmed_settings_are_only_observed() {
         let variant = |bank: Bank| u64::from(bank.variant());
-        assert_eq!(effective(&words(1, LATER, None), Nanos(31)), variant(Bank::Second));
-        let pending = words(1, LATER, Some((Nanos(50), Bank::First)));
+        assert_eq!(effective(&words(1, 7, LATER, None), Nanos(31)), variant(Bank::Second));
+        let pending = words(1, 7, LATER, Some((Nanos(50), Bank::First)));
         assert_eq!(effective(&pending, Nanos(31)), variant(Bank::First));
-        let pending = words(1, LATER, Some((Nanos(20), Bank::First)));
+        let pending = words(1, 7, LATER, Some((Nanos(20), Bank::First)));
         assert_eq!(effective(&pending, Nanos(21)), variant(Bank::First));
     }
 }

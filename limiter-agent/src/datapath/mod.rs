@@ -162,8 +162,8 @@ impl Datapath {
         };
         let (directory, head) = match (&pins, kept) {
             (_, Some((maps, _))) => (Some(maps.directory.clone()), Head::left(&maps.directory)?),
-            (Some(pins), None) => (Some(pins.new_maps()?), abi::Head::lasting(0)),
-            (None, None) => (None, abi::Head::lasting(0)),
+            (Some(pins), None) => (Some(pins.new_maps()?), abi::Head::FIRST),
+            (None, None) => (None, abi::Head::FIRST),
         };
         let mut ebpf = load(&sizes, key, head, directory.as_deref())?;
         let program = xdp(&ebpf, PROGRAM)?.info().map_err(DatapathError::Program)?.id();
@@ -276,7 +276,7 @@ impl Datapath {
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
-    /// mix. The plan must fit the maps as they were sized ([`Plan::fits`]).
+    /// mix. Where only a few prefixes differ, only their sources look up their policies again. The plan must fit the maps as they were sized ([`Plan::fits`]).
     ///
     /// # Errors
     /// [`DatapathError::Map`] when a map cannot be written; the old settings stay in force.
@@ -295,6 +295,12 @@ impl Datapath {
         plan: &Plan,
         deadline: Option<Nanos>,
     ) -> Result<(), DatapathError> {
+        if deadline.is_none()
+            && let Some(changed) = self.banks.amend(&mut self.ebpf, &self.sizes, plan)?
+        {
+            self.shared.forget(&changed);
+            return Ok(());
+        }
         if self.banks.comes_round() {
             self.shared.forget_policies();
         }

@@ -20,8 +20,8 @@ use aya::{
 use limiter_common::{
     Family,
     abi::{
-        Budget, BudgetCell, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, V4_SLOTS,
-        V6_SLOTS, map,
+        AddressFamily, Budget, BudgetCell, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6,
+        PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
     },
     flows::{Flow, port_place},
     hash::HashKey,
@@ -33,7 +33,7 @@ use limiter_common::{
 use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};
 
-use super::DatapathError;
+use super::{DatapathError, banks::Place};
 
 /// How many buckets of a table are in use, that is, not full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl SharedMaps {
     /// Buckets in use at `now`, of IPv4 and IPv6.
     pub(super) fn tracked(&self, now: Tick) -> [Tracked; 2] {
         let mut tracked = [Tracked::default(); 2];
-        self.slots(|family, meta, tat| {
+        self.slots(|family, meta, tat, _| {
             let meta = Meta(meta.load(Relaxed));
             if meta.class().is_some() && is_ahead(Tick(tat.load(Relaxed)), now) {
                 let tracked = &mut tracked[family as usize];
@@ -156,10 +156,24 @@ impl SharedMaps {
     /// Makes every bucket look up its policy again, so that none takes a policy for current when the
     /// count of epochs, of which a bucket keeps eight bits, comes round.
     pub(super) fn forget_policies(&self) {
-        self.slots(|_, word, _| {
+        self.slots(|_, word, _, _| {
             let meta = Meta(word.load(Relaxed));
             if meta.class().is_some() {
                 // Whoever changed it meanwhile did so under the present epoch.
+                let _ = word.compare_exchange(meta.0, meta.forgotten().0, SeqCst, Relaxed);
+            }
+        });
+    }
+
+    /// Makes the buckets of sources under these prefixes look up their policies again. (Also those of the
+    /// few IPv6 sources that are told by other bits than their first.)
+    pub(super) fn forget(&self, prefixes: &[Place]) {
+        let networks: Vec<_> = prefixes.iter().map(Network::of).collect();
+        self.slots(|family, word, _, source| {
+            let meta = Meta(word.load(Relaxed));
+            let is_under = |network: &Network| network.has(family, meta, source);
+            if meta.class().is_some() && networks.iter().any(is_under) {
+                // Whoever changed it meanwhile looked the policy up meanwhile.
                 let _ = word.compare_exchange(meta.0, meta.forgotten().0, SeqCst, Relaxed);
             }
         });
@@ -172,14 +186,17 @@ impl SharedMaps {
         unsafe { AtomicU64::from_ptr(&raw mut (*budget).tat) }
     }
 
-    /// Shows each slot of both tables: its meta, and the theoretical arrival time of its packets.
-    fn slots(&self, mut show: impl FnMut(Family, &AtomicU32, &AtomicU64)) {
+    /// Shows each slot of both tables: its meta, the theoretical arrival time of its packets, and the bits
+    /// of its source.
+    fn slots(&self, mut show: impl FnMut(Family, &AtomicU32, &AtomicU64, u64)) {
         for line in self.v4.values() {
             for slot in 0..V4_SLOTS {
                 // SAFETY: words of the mapping, aligned and touched by atomic operations only.
                 unsafe {
                     let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
-                    show(Family::Ipv4, meta, AtomicU64::from_ptr(&raw mut (*line).packets[slot]));
+                    let source = AtomicU32::from_ptr(&raw mut (*line).sources[slot]).load(Relaxed);
+                    let tat = AtomicU64::from_ptr(&raw mut (*line).packets[slot]);
+                    show(Family::Ipv4, meta, tat, source.into());
                 }
             }
         }
@@ -188,10 +205,41 @@ impl SharedMaps {
                 // SAFETY: as above.
                 unsafe {
                     let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
-                    show(Family::Ipv6, meta, AtomicU64::from_ptr(&raw mut (*line).packets[slot]));
+                    let source = AtomicU64::from_ptr(&raw mut (*line).sources[slot]).load(Relaxed);
+                    let tat = AtomicU64::from_ptr(&raw mut (*line).packets[slot]);
+                    show(Family::Ipv6, meta, tat, source);
                 }
             }
         }
+    }
+}
+
+/// The sources under a prefix, as the tables have them.
+struct Network {
+    family: Family,
+    /// The bits that the sources have in common, at the top of 64.
+    bits: u64,
+    mask: u64,
+}
+
+impl Network {
+    fn of((bits, key): &Place) -> Self {
+        let SourceAddress { family, high, .. } = key.address();
+        let family = match family {
+            AddressFamily::Ipv4 => Family::Ipv4,
+            AddressFamily::Ipv6 => Family::Ipv6,
+        };
+        let length = bits.saturating_sub(PrefixKey::FIXED_BITS).min(u64::BITS);
+        let mask = u64::MAX.checked_shl(u64::BITS - length).unwrap_or(0);
+        Self { family, bits: high & mask, mask }
+    }
+
+    fn has(&self, family: Family, meta: Meta, source: u64) -> bool {
+        let is_among = match family {
+            Family::Ipv4 => source << 32 & self.mask == self.bits,
+            Family::Ipv6 | Family::Other => !meta.is_of_prefix() || source & self.mask == self.bits,
+        };
+        family == self.family && is_among
     }
 }
 

@@ -84,12 +84,12 @@ pub fn set_mode(directory: &Path, mode: Option<Mode>) -> Result<(), DatapathErro
             settings.override_mode(mode);
             let mut array =
                 pins::array::<Settings>(&maps, map::SETTINGS).map_err(failed(map::SETTINGS))?;
-            array.set(bank.variant(), *settings, 0).map_err(failed(map::SETTINGS))?;
+            array.set(bank.variant(), settings.as_ref(), 0).map_err(failed(map::SETTINGS))?;
             bank.variant()
         }
     };
     let mut array = pins::array::<Head>(&maps, map::HEAD).map_err(failed(map::HEAD))?;
-    array.set(0, Head::lasting(place), 0).map_err(failed(map::HEAD))
+    array.set(0, head.lasting(place), 0).map_err(failed(map::HEAD))
 }
 
 /// Detaches from all interfaces that have a pin, and removes the pins. Says which.

@@ -14,13 +14,19 @@ pub struct Head {
     pub until: Nanos,
     /// The place of the settings that hold afterwards.
     pub after: u64,
+    /// The epoch of the settings that were written last. Of no interest to the program.
+    pub epoch: u64,
 }
 
 impl Head {
+    /// The settings in the first place, for ever.
+    pub const FIRST: Self = Self { active: 0, until: Nanos(u64::MAX), after: 0, epoch: 0 };
+
     /// The settings at `active`, for ever.
     #[must_use]
-    pub const fn lasting(active: u32) -> Self {
-        Self { active: active as u64, until: Nanos(u64::MAX), after: active as u64 }
+    pub const fn lasting(self, active: u32) -> Self {
+        let active = active as u64;
+        Self { active, until: Nanos(u64::MAX), after: active, ..self }
     }
 }
 
@@ -114,7 +120,7 @@ impl Name {
     }
 }
 
-const _: () = assert!(size_of::<Head>() == 24);
+const _: () = assert!(size_of::<Head>() == 32);
 const _: () = assert!(size_of::<Identity>() == 40);
 const _: () = assert!(size_of::<Shape>() == 36);
 const _: () = assert!(size_of::<Name>() == 64);

@@ -45,6 +45,15 @@ impl Policy {
     pub const fn new(blocked_until: Nanos, exempt: Exemptions, limits: LimitsIndex) -> Self {
         Self { blocked_until, exempt, limits, pad: 0 }
     }
+
+    /// Whether it is the same but for times that differ by up to `margin`.
+    #[must_use]
+    pub fn is_about(&self, other: &Self, margin: Nanos) -> bool {
+        let is_near = |(a, b): (&Nanos, &Nanos)| a.0.abs_diff(b.0) <= margin.0;
+        self.limits == other.limits
+            && is_near((&self.blocked_until, &other.blocked_until))
+            && self.exempt.0.iter().zip(&other.exempt.0).all(is_near)
+    }
 }
 
 /// Per interface slot, the time until which a prefix is exempt there; 0 where it is not.
