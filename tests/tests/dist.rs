@@ -7,11 +7,17 @@ use std::{
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use limiter_tests::{agent, process};
+use limiter_tests::{
+    agent::{self, Agent},
+    bpffs::Bpffs,
+    netns::{Netns, VethOptions, veth},
+    process,
+};
 use tempfile::TempDir;
 
 /// For one command; a package may have to be built.
@@ -66,6 +72,42 @@ fn the_package_installs_upgrades_and_leaves_nothing() -> Result<()> {
 
     root.dpkg("--purge", Path::new("limiter"))?;
     assert_eq!(root.files()?, before);
+    Ok(())
+}
+
+/// An upgrade takes nothing away that holds, and a removal leaves nothing attached. (What systemd does in
+/// between, this test does: it ends the agent.)
+#[test]
+fn limits_hold_through_an_upgrade_and_end_with_the_removal() -> Result<()> {
+    let directory = directory()?;
+    let (old, new) = (package(directory.path(), "0.0.1")?, package(directory.path(), "0.0.2")?);
+    let root = Root::new(directory.path())?;
+    root.dpkg("--install", &old)?;
+    fs::create_dir_all(root.path("sys/fs/bpf"))?;
+    let bpffs = Bpffs::at(root.path("sys/fs/bpf"))?;
+    let (_peer, edge) = veth(
+        (&Netns::new("peer")?, "peer0"),
+        (&Netns::new("edge")?, "edge0"),
+        VethOptions::default(),
+    )?;
+    let is_limited =
+        || edge.netns.ip(&["link", "show", "dev", "edge0"]).map(|link| link.contains("prog/xdp"));
+    let agent = Agent::start_pinned(
+        &bpffs.pins(),
+        &edge.netns,
+        "[[interface]]\nname = \"edge0\"\n\
+         [[class]]\nname = \"rest\"\npackets = { rate = \"10/s\", burst = 10 }\n",
+    )?;
+    root.dpkg("--install", &new)?;
+    agent.terminate()?;
+    assert!(is_limited()?, "after an upgrade");
+    root.dpkg("--remove", Path::new("limiter"))?;
+    assert!(!bpffs.pins().exists());
+    let give_up = Instant::now() + Duration::from_secs(5);
+    while is_limited()? {
+        ensure!(Instant::now() < give_up, "still attached after the removal");
+        thread::sleep(Duration::from_millis(20));
+    }
     Ok(())
 }
 
