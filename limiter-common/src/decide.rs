@@ -238,8 +238,8 @@ fn renew<B: Bucket>(
     bucket.set_meta(meta.with_proven(is_proven).with_policy(epoch, policy));
 }
 
-/// What a packet meets before the table: for a source that has no bucket the budget for new sources, and the sums of its
-/// class. Only reads.
+/// What a packet meets before the table: for a source that has no bucket the budget for new sources,
+/// and the sums of its class. Only reads.
 #[inline(always)]
 fn gate<E: Env>(
     standing: Standing,

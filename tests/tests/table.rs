@@ -432,5 +432,6 @@ fn a_block_touches_its_own_sources_only() -> Result<()> {
         assert_eq!(table.count(family, Reason::Blocked)?, 1, "{family:?}");
         assert_eq!(table.count(family, Reason::Conform)?, 8, "{family:?}");
     }
+    assert_eq!(table.metas()?, before, "and cached again");
     Ok(())
 }

@@ -54,11 +54,7 @@ impl Head {
 
     /// The bank that the settings in force belong to.
     pub(super) fn bank(&self) -> Bank {
-        let state = self.state();
-        match state.fallback {
-            Some((deadline, bank)) if deadline < host::monotonic() => bank,
-            _ => Bank::of_place(state.active),
-        }
+        Bank::of_place(self.state().active)
     }
 
     /// The bank whose settings are in force, if nothing but the agent's end can change that.
@@ -73,8 +69,8 @@ impl Head {
         self.state().epoch
     }
 
-    /// Puts the settings of `bank`, written with this `epoch`, in force, with `lease` from now on; with a `deadline` only until
-    /// then, unless [`confirm`](Self::confirm) comes.
+    /// Puts the settings of `bank`, written with this `epoch`, in force, with `lease` from now on; with a
+    /// `deadline` only until then, unless [`confirm`](Self::confirm) comes.
     pub(super) fn switch(
         &self,
         bank: Bank,

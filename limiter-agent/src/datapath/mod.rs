@@ -276,7 +276,8 @@ impl Datapath {
     }
 
     /// Puts the settings of `plan` in force: a packet sees the old ones or the new ones, never a
-    /// mix. Where only a few prefixes differ, only their sources look up their policies again. The plan must fit the maps as they were sized ([`Plan::fits`]).
+    /// mix. Where only a few prefixes differ, only their sources look up their policies again. The plan
+    /// must fit the maps as they were sized ([`Plan::fits`]).
     ///
     /// # Errors
     /// [`DatapathError::Map`] when a map cannot be written; the old settings stay in force.
@@ -295,17 +296,17 @@ impl Datapath {
         plan: &Plan,
         deadline: Option<Nanos>,
     ) -> Result<(), DatapathError> {
+        flows::set_client_ports(&mut self.ebpf, &plan.client_ports)?;
         if deadline.is_none()
             && let Some(changed) = self.banks.amend(&mut self.ebpf, &self.sizes, plan)?
         {
-            self.shared.forget(&changed);
+            self.shared.outdate(&changed, self.head.epoch());
             return Ok(());
         }
         if self.banks.comes_round() {
             self.shared.forget_policies();
         }
         self.install(plan, deadline)?;
-        flows::set_client_ports(&mut self.ebpf, &plan.client_ports)?;
         self.shorten(plan, host::monotonic().into());
         Ok(())
     }

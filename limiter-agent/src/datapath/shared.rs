@@ -21,7 +21,7 @@ use limiter_common::{
     Family,
     abi::{
         AddressFamily, Budget, BudgetCell, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6,
-        PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
+        PolicyId, PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
     },
     flows::{Flow, port_place},
     hash::HashKey,
@@ -165,16 +165,17 @@ impl SharedMaps {
         });
     }
 
-    /// Makes the buckets of sources under these prefixes look up their policies again. (Also those of the
-    /// few IPv6 sources that are told by other bits than their first.)
-    pub(super) fn forget(&self, prefixes: &[Place]) {
+    /// Makes the buckets of sources under these prefixes, as far as they are of `epoch`, look up their
+    /// policies again. (Also those of the few IPv6 sources that are told by other bits than their first.)
+    pub(super) fn outdate(&self, prefixes: &[Place], epoch: u32) {
         let networks: Vec<_> = prefixes.iter().map(Network::of).collect();
         self.slots(|family, word, _, source| {
             let meta = Meta(word.load(Relaxed));
             let is_under = |network: &Network| network.has(family, meta, source);
-            if meta.class().is_some() && networks.iter().any(is_under) {
+            if meta.class().is_some() && meta.is_of(epoch) && networks.iter().any(is_under) {
+                let old = meta.with_policy(epoch.wrapping_sub(1), PolicyId::DEFAULT);
                 // Whoever changed it meanwhile looked the policy up meanwhile.
-                let _ = word.compare_exchange(meta.0, meta.forgotten().0, SeqCst, Relaxed);
+                let _ = word.compare_exchange(meta.0, old.0, SeqCst, Relaxed);
             }
         });
     }
