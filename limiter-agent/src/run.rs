@@ -37,10 +37,19 @@ const PROOFS: Duration = Duration::from_mins(4);
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .on_thread_start(drop_privileges)
         .enable_all()
         .build()
         .map_err(|error| Failure::Machine(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(serve(args))
+}
+
+/// Whoever takes the agent over has the datapath, and nothing else. A thread that keeps more than it
+/// needs is no reason not to limit.
+fn drop_privileges() {
+    if let Err(error) = host::drop_privileges() {
+        warn!("privileges that are not needed could not be dropped: {error}");
+    }
 }
 
 async fn serve(args: RunArgs) -> Result<(), Failure> {
@@ -57,6 +66,8 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
         ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
 
     let agent = Agent::start(args, beginning).await?;
+    // This thread has loaded and attached; the others were made without.
+    drop_privileges();
     let heart = Heart::start(agent.head()).map_err(|error| Failure::Machine(error.to_string()))?;
     let agent = Arc::new(Mutex::new(agent));
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use limiter_tests::{
     agent::{Agent, Metrics},
     netns::{Interface, Netns, VethOptions, veth},
@@ -208,4 +208,31 @@ mod vm {
     fn it_runs_on_6_12() -> Result<()> {
         it_runs_on(Kernel::V6_12)
     }
+}
+
+/// Of root's powers the agent keeps on all of its threads what it needs for maps and attachments, with
+/// which it still takes up an interface at a reload.
+#[test]
+fn it_keeps_no_privilege_that_it_does_not_need() -> Result<()> {
+    // CAP_NET_ADMIN, CAP_PERFMON and CAP_BPF (`linux/capability.h`).
+    const NEEDED: u64 = 1 << 12 | 1 << 38 | 1 << 39;
+    let (edge, peer) = edge()?;
+    let (more, _) = veth(
+        (&edge.netns.clone(), "edge1"),
+        (&peer.netns.clone(), "peer1"),
+        VethOptions::default(),
+    )?;
+    let agent = Agent::start(&edge.netns, OBSERVE)?;
+    let both = OBSERVE.replace("[[class]]", "[[interface]]\nname = \"edge1\"\n[[class]]");
+    agent.reload(&both)?;
+    assert!(is_guarded(&more)?);
+    for thread in std::fs::read_dir(format!("/proc/{}/task", agent.pid()))? {
+        let status = std::fs::read_to_string(thread?.path().join("status"))?;
+        for set in ["CapEff:", "CapPrm:"] {
+            let line = status.lines().find_map(|line| line.strip_prefix(set)).context("a set")?;
+            assert_eq!(u64::from_str_radix(line.trim(), 16)?, NEEDED, "{status}");
+        }
+    }
+    agent.terminate()?;
+    Ok(())
 }

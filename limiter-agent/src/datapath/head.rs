@@ -78,12 +78,9 @@ impl Head {
         lease: Option<Nanos>,
         deadline: Option<Nanos>,
     ) -> Result<(), DatapathError> {
-        /// An agent that lives takes its settings back itself, and is first.
-        const GRACE: u64 = 1_000_000_000;
         let mut state = self.state();
         state.epoch = epoch;
-        let later = |deadline: Nanos| Nanos(deadline.0.saturating_add(GRACE));
-        let fallback = deadline.map(|it| (later(it), Bank::of_place(state.active)));
+        let fallback = deadline.map(|deadline| (deadline, Bank::of_place(state.active)));
         let active = u64::from(bank.index());
         state.write(active, lease, fallback)
     }

@@ -80,6 +80,9 @@ pub struct Datapath {
     own: HashSet<OwnAddress>,
     samples: Arc<Mutex<Samples>>,
     pins: Option<Pins>,
+    /// Whether the maps are pinned where a start makes new ones: this one, or one before that was ended
+    /// before it had moved them.
+    are_new_pins: bool,
     origin: Origin,
 }
 
@@ -165,6 +168,7 @@ impl Datapath {
             (Some(pins), None) => (Some(pins.new_maps()?), abi::Head::FIRST),
             (None, None) => (None, abi::Head::FIRST),
         };
+        let are_new_pins = directory.as_ref().is_some_and(|it| it.ends_with(pins::NEW_MAPS));
         let mut ebpf = load(&sizes, key, head, directory.as_deref())?;
         let program = xdp(&ebpf, PROGRAM)?.info().map_err(DatapathError::Program)?.id();
         let before = kept.map_or(0, |(maps, _)| maps.identity.programs[0]);
@@ -196,6 +200,7 @@ impl Datapath {
             own,
             samples,
             pins,
+            are_new_pins,
             origin,
         };
         if !matches!(datapath.origin, Origin::Kept) {
@@ -222,8 +227,10 @@ impl Datapath {
         // Who was proven meanwhile.
         self.inherit_standing()?;
         let Some(pins) = &self.pins else { return Ok(()) };
-        if !matches!(self.origin, Origin::Kept) {
+        if self.are_new_pins {
             pins.keep_new_maps()?;
+        } else {
+            pins.drop_new_maps();
         }
         self.origin = Origin::Kept;
         for interface in pins.interfaces() {

@@ -35,7 +35,7 @@ pub const DEFAULT_PINS: &str = "/sys/fs/bpf/limiter";
 
 const LINK: &str = "link-";
 const MAPS: &str = "maps";
-const NEW_MAPS: &str = "maps-new";
+pub(super) const NEW_MAPS: &str = "maps-new";
 
 /// Why the pins cannot be used. Each says the cause and the cure.
 #[derive(Debug, thiserror::Error)]

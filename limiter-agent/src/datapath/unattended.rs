@@ -76,8 +76,11 @@ pub fn set_mode(directory: &Path, mode: Option<Mode>) -> Result<(), DatapathErro
     let maps = pins.maps().filter(|maps| maps.is_current);
     let maps = maps.ok_or_else(|| DatapathError::NothingPinned(directory.to_owned()))?.directory;
     let failed = |map| move |error| DatapathError::map(map, error);
-    let (head, mut settings) = settings(&maps)?;
-    let bank = Bank::of_place(effective(&head, host::monotonic()));
+    let (head, _) = settings(&maps)?;
+    // Settings that wait to be confirmed are not what anybody should be left with.
+    let lasting = if head.until.0 == u64::MAX { head.active } else { head.after };
+    let bank = Bank::of_place(lasting);
+    let mut settings = read(&maps, bank.index())?;
     let place = match mode {
         None => bank.index(),
         Some(mode) => {
@@ -113,8 +116,11 @@ fn settings(maps: &Path) -> Result<(Head, Box<Settings>), DatapathError> {
         .and_then(|array| array.get(&0, 0))
         .map_err(failed(map::HEAD))?;
     let place = u32::try_from(effective(&head, host::monotonic())).unwrap_or(0);
-    let settings = pins::array(maps, map::SETTINGS)
-        .and_then(|array| array.get(&place, 0))
-        .map_err(failed(map::SETTINGS))?;
-    Ok((head, Box::new(settings)))
+    Ok((head, read(maps, place)?))
+}
+
+/// The settings at `place`.
+fn read(maps: &Path, place: u32) -> Result<Box<Settings>, DatapathError> {
+    let settings = pins::array(maps, map::SETTINGS).and_then(|array| array.get(&place, 0));
+    settings.map(Box::new).map_err(|error| DatapathError::map(map::SETTINGS, error))
 }

@@ -7,6 +7,7 @@ mod features;
 mod links;
 mod memory;
 mod preflight;
+mod privileges;
 mod refusal;
 mod sockets;
 
@@ -25,6 +26,7 @@ pub use features::{XdpFeatures, xdp_features};
 pub use links::{Link, LinksError, RealMode, links, released};
 pub use memory::available_memory;
 pub use preflight::{Unfit, memlock, preflight, requirements, sees_programs, unclaimed};
+pub use privileges::drop_privileges;
 pub use refusal::{Refusal, kernel_words, other_mode};
 pub use sockets::{Connections, SocketsError, connections, peers_of_port};
 

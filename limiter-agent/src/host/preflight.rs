@@ -8,6 +8,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::sys::utsname::uname;
 use thiserror::Error;
 
+use super::privileges::NEEDED;
 use super::{Link, RealMode};
 
 /// Where the BPF file system belongs.
@@ -118,9 +119,8 @@ fn capabilities(held: impl Fn(Capability) -> bool) -> Result<(), Unfit> {
     if held(Capability::CAP_SYS_ADMIN) {
         return Ok(());
     }
-    let needed = [Capability::CAP_BPF, Capability::CAP_PERFMON, Capability::CAP_NET_ADMIN];
     let missing: Vec<_> =
-        needed.into_iter().filter(|needed| !held(*needed)).map(|cap| cap.to_string()).collect();
+        NEEDED.into_iter().filter(|needed| !held(*needed)).map(|cap| cap.to_string()).collect();
     if missing.is_empty() { Ok(()) } else { Err(Unfit::Capabilities(missing)) }
 }
 
