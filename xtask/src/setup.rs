@@ -7,7 +7,8 @@ use std::{
     cell::Cell,
     env,
     ffi::OsString,
-    fs,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -30,7 +31,6 @@ const TEST_TOOLS: &[(&str, &str)] = &[
     ("bpftool", "bpftool"),
     ("ip", "iproute2"),
     ("ethtool", "ethtool"),
-    ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("debootstrap", "debootstrap"),
@@ -70,6 +70,7 @@ pub(crate) fn everything() -> Result<()> {
     setup.packages(TEST_TOOLS)?;
     setup.packages(PACKING_TOOLS)?;
     debian()?;
+    setup.qemu()?;
     setup.promtool()?;
     setup.kernels()
 }
@@ -199,11 +200,48 @@ impl Setup {
             done("promtool", found.display());
             return Ok(());
         }
-        let unpacked = self.unpack("prometheus", &tools_dir().join("prometheus"))?;
+        let unpacked = self.unpack(&["prometheus"], &tools_dir().join("prometheus"))?;
         fs::copy(unpacked.join("usr/bin/promtool"), &tool)
             .context("the prometheus package has no promtool")?;
         fs::remove_dir_all(&unpacked).context("cannot remove the unpacked prometheus package")?;
         done("promtool", format_args!("taken from the prometheus package: {}", tool.display()));
+        Ok(())
+    }
+
+    /// The emulator that the VMs run on, unpacked with what it needs: installing it would remove the
+    /// `qemu-utils` of another release, if there are such.
+    fn qemu(&self) -> Result<()> {
+        const NAME: &str = "qemu-system-x86_64";
+        let tool = tools_dir().join(NAME);
+        if let Some(found) = find_program(NAME).or(tool.is_file().then(|| tool.clone())) {
+            done("qemu", found.display());
+            return Ok(());
+        }
+        self.refresh_lists()?;
+        let mut simulate = Command::new("apt-get");
+        simulate.args(["install", "--simulate", "--no-install-recommends", "qemu-system-x86"]);
+        let answer = shell::output(&mut simulate)?;
+        // "Inst libfdt1 (1.6.1-4+b1 Debian:12 [amd64])"
+        let packages: Vec<_> = answer
+            .lines()
+            .filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next())
+            .collect();
+        self.unpack(&packages, &tools_dir().join("qemu"))?;
+        let script = format!(
+            "#!/bin/sh\n\
+             root=$(dirname \"$(readlink -f \"$0\")\")/qemu\n\
+             libraries=x86_64-linux-gnu\n\
+             export LD_LIBRARY_PATH=\"$root/usr/lib/$libraries:$root/lib/$libraries\"\n\
+             export QEMU_MODULE_DIR=\"$root/usr/lib/$libraries/qemu\"\n\
+             exec \"$root/usr/bin/{NAME}\" \\\n  \
+             -L \"$root/usr/share/qemu\" -L \"$root/usr/share/seabios\" \"$@\"\n"
+        );
+        fs::write(&tool, script)?;
+        fs::set_permissions(&tool, Permissions::from_mode(0o755))?;
+        done(
+            "qemu",
+            format_args!("unpacked, with {} packages: {}", packages.len(), tool.display()),
+        );
         Ok(())
     }
 
@@ -226,7 +264,7 @@ impl Setup {
             else {
                 bail!("{metapackage} names no kernel; see `{}`", shell::line(&depends));
             };
-            self.unpack(package, &directory)?;
+            self.unpack(&[package], &directory)?;
             let Some(image) = kernel_image(&directory) else {
                 bail!("{package} holds no kernel image");
             };
@@ -235,8 +273,8 @@ impl Setup {
         Ok(())
     }
 
-    /// Downloads `package` and unpacks it to `directory`, which appears whole or not at all.
-    fn unpack(&self, package: &str, directory: &Path) -> Result<PathBuf> {
+    /// Downloads `packages` and unpacks them to `directory`, which appears whole or not at all.
+    fn unpack(&self, packages: &[&str], directory: &Path) -> Result<PathBuf> {
         self.refresh_lists()?;
         let aside = directory.with_extension("unpacking");
         if aside.exists() {
@@ -245,7 +283,8 @@ impl Setup {
         fs::create_dir_all(&aside)?;
         let mut download = Command::new("apt-get");
         // apt's own user may not write here.
-        download.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(&aside);
+        download.args(["-o", "APT::Sandbox::User=root", "download"]).args(packages);
+        download.current_dir(&aside);
         shell::output(&mut download)?;
         let downloaded = fs::read_dir(&aside)?.flatten().map(|entry| entry.path());
         for file in downloaded.filter(|path| path.extension().is_some_and(|ext| ext == "deb")) {
