@@ -7,10 +7,14 @@ use xtask::workspace_root;
 
 use crate::shell;
 
-/// Sections of `docs/limiter-agent.md` that the grammar does not know, and what they are called in
+/// Sections of `docs/limiter-agent.md` that say more than the grammar, and what they are called in
 /// manuals.
 const SECTIONS: &[(&str, &str)] = &[
+    ("Commands", "COMMANDS"),
+    ("What outlives the agent", "WHAT OUTLIVES THE AGENT"),
     ("What a reload changes", "RELOAD"),
+    ("Standing", "STANDING"),
+    ("Own flows", "OWN FLOWS"),
     ("systemd", "SYSTEMD"),
     ("Signals", "SIGNALS"),
     ("Exit codes", "EXIT STATUS"),
