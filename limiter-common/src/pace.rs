@@ -68,17 +68,14 @@ impl Pace {
     #[inline(always)]
     pub fn advance(&mut self, count: u64, now: Moments, interval: Moments, random: u32) {
         let weight = u64::from(self.weight(count));
-        let elapsed = u64::from(now.0.wrapping_sub(self.at));
-        let elapsed = if elapsed == 0 { 1 } else { elapsed };
+        let elapsed = u64::from(now.0.wrapping_sub(self.at)).max(1);
         // A few packets in a row say little of the rate: it may grow by four at a time.
-        let most = weight << 2;
-        let most = if most > LONGEST_GAP as u64 { LONGEST_GAP as u64 } else { most };
-        let wanted = weight * u64::from(interval.0) / elapsed;
-        let wanted = if wanted > most { most } else { wanted };
+        let most = (weight << 2).min(LONGEST_GAP.into());
+        let wanted = (weight * u64::from(interval.0) / elapsed).min(most);
         let least = wanted - (wanted >> 1);
         let spread = ((wanted - least) << 1) + 1;
-        let gap = least + (u64::from(random) * spread >> 32);
-        self.next = count + if gap == 0 { 0 } else { gap - 1 };
+        let gap = least + ((u64::from(random) * spread) >> 32);
+        self.next = count + gap.saturating_sub(1);
     }
 
     /// Notes that the cell's `count`th packet was shown at `now`.

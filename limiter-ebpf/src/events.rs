@@ -2,7 +2,7 @@
 //! in the log for the first packet of each rare reason.
 
 use aya_ebpf::{
-    bindings::xdp_md,
+    bindings::{BPF_RB_NO_WAKEUP, xdp_md},
     helpers::{
         bpf_ktime_get_ns,
         generated::{bpf_get_prandom_u32, bpf_xdp_load_bytes},
@@ -60,9 +60,10 @@ pub(crate) extern "C" fn show(ctx: *mut xdp_md, packed: u64, length: u32, place:
 /// Writes the event, if the budget and the ring have room for it.
 #[inline(always)]
 fn write(ctx: *mut xdp_md, outcome: SampledOutcome, weight: u32, length: u32, now: Nanos) -> bool {
-    let (Some(count), Some(tat)) =
-        (SAMPLE_COUNT.get_ptr_mut(SampleCount::EVENTS), SAMPLE_TAT.get_ptr_mut(SampleCount::EVENTS))
-    else {
+    let (Some(count), Some(tat)) = (
+        SAMPLE_COUNT.get_ptr_mut(SampleCount::EVENTS),
+        SAMPLE_TAT.get_ptr_mut(SampleCount::EVENTS),
+    ) else {
         return false;
     };
     // SAFETY: the value is this CPU's own.
@@ -99,11 +100,12 @@ fn write(ctx: *mut xdp_md, outcome: SampledOutcome, weight: u32, length: u32, no
     };
     if error != 0 {
         count.lost += 1;
-        entry.discard(0);
+        entry.discard(BPF_RB_NO_WAKEUP.into());
         return false;
     }
     count.written += 1;
-    entry.submit(0);
+    // The agent looks every now and then: to wake it for each would cost more than the event.
+    entry.submit(BPF_RB_NO_WAKEUP.into());
     true
 }
 

@@ -41,9 +41,11 @@ pub(crate) fn watch(view: &FrameView<'_>, outcome: &Outcome, length: u32) {
 #[inline(never)]
 extern "C" fn offer(ctx: *mut xdp_md, packed: u64, length: u32) -> u32 {
     let outcome = SampledOutcome::unpack(packed);
-    let (Some(sampling), Some(count), Some(tat)) =
-        (SAMPLING.get(0), SAMPLE_COUNT.get_ptr_mut(SampleCount::SAMPLES), SAMPLE_TAT.get_ptr_mut(SampleCount::SAMPLES))
-    else {
+    let (Some(sampling), Some(count), Some(tat)) = (
+        SAMPLING.get(0),
+        SAMPLE_COUNT.get_ptr_mut(SampleCount::SAMPLES),
+        SAMPLE_TAT.get_ptr_mut(SampleCount::SAMPLES),
+    ) else {
         return 0;
     };
     // SAFETY: no arguments and no preconditions.

@@ -1,60 +1,33 @@
 //! The ring of events.
 
-use std::{os::fd::OwnedFd, ptr};
+use std::ptr;
 
 use aya::{
     Ebpf,
     maps::{MapData, RingBuf},
 };
 use limiter_common::abi::{Event, map};
-use tokio::io::unix::AsyncFd;
 
-use super::{DatapathError, samples::ready};
+use super::DatapathError;
 
-/// Events that are handed on together at most.
-const MOST: usize = 1024;
+/// Events that are read at once, at most: as many as the ring holds.
+const MOST: usize = 4096;
 
-/// The ring, with one reader.
-pub struct EventRing {
-    ring: RingBuf<MapData>,
-    /// Its descriptor, of which the runtime says when there is something to read; none before the first
-    /// time.
-    ready: Option<AsyncFd<OwnedFd>>,
-}
+/// The ring, for one reader. Nobody is woken for an event: it is to be read several times a second.
+pub struct EventRing(RingBuf<MapData>);
 
 impl EventRing {
     /// Takes it out of the loaded object.
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, DatapathError> {
         let ring = ebpf.take_map(map::EVENTS).ok_or(DatapathError::MissingMap(map::EVENTS))?;
-        let ring = ring.try_into().map_err(|error| DatapathError::map(map::EVENTS, error))?;
-        Ok(Self { ring, ready: None })
+        ring.try_into().map(Self).map_err(|error| DatapathError::map(map::EVENTS, error))
     }
 
-    /// Adds what the ring holds to `events`, [`MOST`] at once; waits until there is something. Nothing is
-    /// lost if it is not awaited to its end.
-    ///
-    /// # Errors
-    /// [`DatapathError::Samples`] when the runtime cannot wait for the ring.
-    pub async fn read(&mut self, events: &mut Vec<Event>) -> Result<(), DatapathError> {
-        let ready = match self.ready.take() {
-            Some(ready) => ready,
-            None => ready(&self.ring).map_err(DatapathError::Samples)?,
-        };
-        let ready = self.ready.insert(ready);
-        loop {
-            let mut guard = ready.readable().await.map_err(DatapathError::Samples)?;
-            let before = events.len();
-            while let Some(item) = self.ring.next() {
-                events.extend(event(&item));
-                if events.len() - before == MOST {
-                    // More may be there: the ring stays ready.
-                    return Ok(());
-                }
-            }
-            guard.clear_ready();
-            if events.len() > before {
-                return Ok(());
-            }
+    /// Adds what it holds to `events`, oldest first.
+    pub fn read(&mut self, events: &mut Vec<Event>) {
+        for _ in 0..MOST {
+            let Some(item) = self.0.next() else { break };
+            events.extend(event(&item));
         }
     }
 }

@@ -31,9 +31,9 @@ use aya::{
 use limiter_common::{
     Family, Outcome,
     abi::{
-        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, CounterCell, CounterShape, HANDSHAKES, Identity,
-        MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, SampleCount, Shape, Slot,
-        SourceAddress, map,
+        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, CounterCell, CounterShape,
+        HANDSHAKES, Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM,
+        SampleCount, Shape, Slot, SourceAddress, map,
     },
     bucket,
     decide::reach,

@@ -113,8 +113,7 @@ impl Drop for Watch {
     }
 }
 
-/// The ring's descriptor, of which the runtime says when there is something to read.
-pub(super) fn ready(ring: &RingBuf<MapData>) -> io::Result<AsyncFd<OwnedFd>> {
+fn ready(ring: &RingBuf<MapData>) -> io::Result<AsyncFd<OwnedFd>> {
     let descriptor = ring.as_fd().try_clone_to_owned()?;
     // SAFETY: what is registered owns its descriptor and closes it when it is dropped, not before.
     unsafe { AsyncFd::register(descriptor) }.map_err(Into::into)

@@ -97,11 +97,11 @@ impl SampledOutcome {
         }
     }
 
-    /// Whether packets with this outcome become events: what is dropped, or would be.
+    /// Whether packets with this outcome become events: what is dropped, would be, or soon will be.
     #[inline(always)]
     #[must_use]
     pub const fn is_event(self) -> bool {
-        self.action != Action::Pass as u8
+        self.action != Action::Pass as u8 || self.reason == Reason::NearLimit as u8
     }
 
     /// The outcome, if this version knows its numbers.
