@@ -46,6 +46,10 @@ pub enum Reason {
     Established = 17,
     /// The same, over the limit of all such flows.
     EstablishedRate = 18,
+    /// It would be dropped, but its source has a lease.
+    Lease = 19,
+    /// The same, over the lease's cap.
+    LeaseRate = 20,
 }
 
 impl Reason {
@@ -70,9 +74,11 @@ impl Reason {
         Self::Total,
         Self::Established,
         Self::EstablishedRate,
+        Self::Lease,
+        Self::LeaseRate,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 19;
+    pub const COUNT: u32 = 21;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -90,7 +96,8 @@ impl Reason {
             | Self::Ceiling
             | Self::Unproven
             | Self::Total
-            | Self::EstablishedRate => true,
+            | Self::EstablishedRate
+            | Self::LeaseRate => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
@@ -98,7 +105,8 @@ impl Reason {
             | Self::Neighbour
             | Self::Bypass
             | Self::TableFull
-            | Self::Established => false,
+            | Self::Established
+            | Self::Lease => false,
         }
     }
 
@@ -125,6 +133,8 @@ impl Reason {
             Self::Total => "total",
             Self::Established => "established",
             Self::EstablishedRate => "established_rate",
+            Self::Lease => "lease",
+            Self::LeaseRate => "lease_rate",
         }
     }
 

@@ -9,6 +9,7 @@ mod clock;
 mod env;
 mod flows;
 mod handshakes;
+mod leases;
 mod lines;
 mod maps;
 mod record;

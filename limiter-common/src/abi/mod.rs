@@ -7,6 +7,7 @@
 mod bucket;
 mod counter;
 mod kept;
+mod lease;
 mod pod;
 mod policy;
 mod sample;
@@ -18,6 +19,7 @@ pub use bucket::{
 };
 pub use counter::{Count, CounterShape};
 pub use kept::{Head, Identity, Name, Shape};
+pub use lease::{LEASE_PORTS, Lease, Leaseholder, MAX_LEASES, PortRange};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
@@ -29,7 +31,7 @@ pub use settings::{
 
 /// The version of everything in this module.
 #[cfg(not(feature = "next-abi"))]
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 /// A version that no other agent has, for the test of upgrades.
 #[cfg(feature = "next-abi")]
 pub const ABI_VERSION: u32 = u32::MAX;
@@ -103,6 +105,11 @@ pub mod map {
     /// Array of one [`PortBits`](super::PortBits): local UDP ports whose sockets are clients' although
     /// they were bound to the port.
     pub const CLIENT_PORTS: &str = "CLIENT_PORTS";
+    /// Hash map from [`OwnAddress`](super::OwnAddress) (here of others) to
+    /// [`Leaseholder`](super::Leaseholder).
+    pub const LEASES: &str = "LEASES";
+    /// Array of [`Lease`](super::Lease).
+    pub const LEASE_TERMS: &str = "LEASE_TERMS";
     /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
@@ -123,7 +130,7 @@ pub mod map {
     pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
 
     /// Those that outlive the agent: all but the program's constants, its log, and the samples.
-    pub const KEPT: [&str; 23] = [
+    pub const KEPT: [&str; 25] = [
         IDENTITY,
         SHAPE,
         NAMES,
@@ -147,6 +154,8 @@ pub mod map {
         FLOWS,
         CLIENTS,
         CLIENT_PORTS,
+        LEASES,
+        LEASE_TERMS,
     ];
 }
 

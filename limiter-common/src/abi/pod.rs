@@ -6,7 +6,7 @@
 )]
 
 use super::{
-    Budget, Count, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
+    Budget, Count, Head, Identity, Lease, Leaseholder, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
     SampleCount, Sampling, Settings, Shape,
 };
 use crate::units::Limits;
@@ -24,6 +24,8 @@ pod!(
     Count,
     Head,
     Identity,
+    Lease,
+    Leaseholder,
     Limits,
     LineV4,
     LineV6,
