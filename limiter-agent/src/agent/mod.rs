@@ -5,6 +5,7 @@ mod apply;
 mod attach;
 mod blocks;
 mod changes;
+mod leases;
 mod ledger;
 mod overrides;
 mod report;
@@ -22,6 +23,7 @@ use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
 use crate::config::{Config, Interface, Mode, Pattern, Xdp};
 use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
 use crate::host::{self, Link};
+use crate::lease::Leases;
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
 use crate::state::StateDir;
@@ -69,6 +71,7 @@ pub struct Agent {
     fixed: Fixed,
     plan: Plan,
     datapath: Datapath,
+    leases: Leases,
     ledger: Ledger,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
@@ -125,6 +128,8 @@ impl Agent {
         let config = overrides.over(&file);
         let now = SystemTime::now();
         let machine = |error: String| Failure::Machine(error);
+        let credentials =
+            Leases::load(&config).map_err(|errors| Failure::Request(errors.join("\n")))?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let left = match args.pins() {
             Some(directory) => {
@@ -179,6 +184,8 @@ impl Agent {
         seeding.hear(upkeep::seed(&datapath, host::connections().await));
         let attached =
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
+        let leases = leases::adopt(&mut datapath, &state).map_err(machine)?;
+        leases.configure(&config, &plan.interfaces, credentials);
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
         let mut agent = Self {
@@ -199,6 +206,7 @@ impl Agent {
             fixed,
             plan,
             datapath,
+            leases,
             ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
@@ -312,6 +320,7 @@ impl Agent {
         }
         self.overrides.blocks.prune(SystemTime::now());
         let config = self.overrides.over(&file);
+        let credentials = Leases::load(&config).map_err(request)?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
             .map_err(|error| request(vec![unplannable(&error)]))?;
@@ -347,6 +356,7 @@ impl Agent {
         if changes.is_empty() {
             changes.push("no changes".to_owned());
         }
+        self.leases.configure(&config, &plan.interfaces, credentials);
         self.ledger.hand_over(&counters, &self.plan.names, &plan.names);
         self.guarded = guarded(&plan, &links);
         self.file = file;

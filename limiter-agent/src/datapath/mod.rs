@@ -9,6 +9,7 @@ mod error;
 mod flows;
 mod handshakes;
 mod head;
+mod leases;
 mod link;
 mod object;
 mod pins;
@@ -54,6 +55,7 @@ pub use self::{
     error::DatapathError,
     handshakes::{HandshakesError, cgroup},
     head::Head,
+    leases::Leases,
     link::{Attachment, LinkKind, foreign_program},
     pins::{DEFAULT_PINS, LeftMaps, Pins, PinsError},
     samples::{Samples, Watch},
@@ -79,6 +81,8 @@ pub struct Datapath {
     shared: SharedMaps,
     own: HashSet<OwnAddress>,
     samples: Arc<Mutex<Samples>>,
+    /// Until they are taken.
+    leases: Option<Leases>,
     pins: Option<Pins>,
     /// Whether the maps are pinned where a start makes new ones: this one, or one before that was ended
     /// before it had moved them.
@@ -188,6 +192,7 @@ impl Datapath {
             None => Origin::New,
         };
         let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
+        let leases = Some(Leases::take(&mut ebpf)?);
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
@@ -199,6 +204,7 @@ impl Datapath {
             shared,
             own,
             samples,
+            leases,
             pins,
             are_new_pins,
             origin,
@@ -223,6 +229,7 @@ impl Datapath {
             self.apply(plan)?;
         }
         self.inherit(plan)?;
+        self.inherit_leases()?;
         self.links.swap(xdp_mut(&mut self.ebpf, PROGRAM)?)?;
         // Who was proven meanwhile.
         self.inherit_standing()?;
