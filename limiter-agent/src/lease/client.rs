@@ -166,6 +166,9 @@ impl<'a> Holder<'a> {
                 }
                 Ok(Said::Refused(why)) => return Err(Failure::Request(why)),
                 Ok(Said::Unable(why)) if held.is_none() => return Err(Failure::Machine(why)),
+                Err(error) if is_refusal(&error) => {
+                    return Err(Failure::Request(format!("{error:#}")));
+                }
                 Err(error) if held.is_none() => return Err(Failure::machine(&error)),
                 outcome => {
                     let why = match outcome {
@@ -296,6 +299,31 @@ impl<'a> Holder<'a> {
         }
         Err(failed)
     }
+}
+
+/// Whether the host refused the certificate, which TLS says before any answer.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    let alert = error.chain().find_map(|cause| {
+        let cause = cause.downcast_ref::<std::io::Error>()?.get_ref()?;
+        match cause.downcast_ref::<rustls::Error>()? {
+            rustls::Error::AlertReceived(alert) => Some(*alert),
+            _ => None,
+        }
+    });
+    matches!(
+        alert,
+        Some(
+            Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::CertificateRequired
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+        )
+    )
 }
 
 async fn connect_from(from: Option<IpAddr>, to: SocketAddr) -> anyhow::Result<TcpStream> {
