@@ -11,7 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
 use crate::events::{By, Of, Span};
-use crate::{capture, check, client, doctor, run, top};
+use crate::lease::{LeaseArgs, LeasesArgs, RevokeArgs};
+use crate::{capture, check, client, doctor, lease, run, top};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -60,6 +61,12 @@ enum Command {
     Block(BlockArgs),
     /// Take a block back
     Unblock(UnblockArgs),
+    /// Take a lease from a limiting host for this service, and hold it until SIGTERM
+    Lease(LeaseArgs),
+    /// Show who has a lease
+    Leases(LeasesArgs),
+    /// End the leases of a name or an address, and give it none any more
+    Revoke(RevokeArgs),
     /// Detach from all interfaces and leave nothing behind, also where no agent runs
     Detach(ClientArgs),
 }
@@ -333,6 +340,9 @@ impl Cli {
             Command::Mode(args) => client::mode(&args),
             Command::Block(args) => client::block(&args),
             Command::Unblock(args) => client::unblock(&args),
+            Command::Lease(args) => lease::lease(&args),
+            Command::Leases(args) => lease::leases(&args),
+            Command::Revoke(args) => lease::revoke(&args),
             Command::Detach(args) => client::detach(&args),
         }
     }

@@ -20,6 +20,7 @@ use crate::host;
 use crate::status::{Reload, Status};
 use crate::unattended::Unattended;
 
+pub(crate) use commands::command;
 pub use commands::{apply, block, confirm, mode, unblock};
 
 /// How long the agent may take; a reload waits for the kernel.
@@ -110,7 +111,7 @@ pub(crate) struct Answer {
 impl Answer {
     /// # Errors
     /// Unless it is a good one: what it says, for people or in JSON.
-    fn check(&self, args: &ClientArgs) -> Result<(), Failure> {
+    pub(crate) fn check(&self, args: &ClientArgs) -> Result<(), Failure> {
         if self.code == StatusCode::OK {
             return Ok(());
         }
@@ -173,7 +174,7 @@ pub(crate) fn unanswered(socket: &Path, error: &anyhow::Error) -> Failure {
     Failure::Machine(format!("no agent answers on {socket}: {error:#}; {cure}"))
 }
 
-fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(work)
 }

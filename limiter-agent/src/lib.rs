@@ -11,6 +11,7 @@ pub mod datapath;
 pub mod doctor;
 pub mod events;
 pub mod host;
+pub mod lease;
 pub mod memory;
 pub mod plan;
 pub mod run;

@@ -18,7 +18,7 @@ use crate::agent::{self, Agent, Complaint};
 use crate::api::{self, ControlSocket};
 use crate::cli::{Failure, RunArgs};
 use crate::datapath::Head;
-use crate::{host, service};
+use crate::{host, lease, service};
 
 /// How long open requests may take to finish at the end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -61,6 +61,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     // Before anything is attached: an address in use must not cost traffic.
     let metrics = listen(config.metrics).await?;
     let address = metrics.local_addr().unwrap_or(config.metrics);
+    let lease = lease::bind(config.lease.as_ref()).await?;
     let control = config.control.clone();
     let (socket, commands) =
         ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
@@ -69,10 +70,14 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     // This thread has loaded and attached; the others were made without.
     drop_privileges();
     let heart = Heart::start(agent.head()).map_err(|error| Failure::Machine(error.to_string()))?;
+    let leases = agent.leases();
     let agent = Arc::new(Mutex::new(agent));
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
     let watchdog = service::watchdog().map(|period| tokio::spawn(watchdog(agent.clone(), period)));
     let (stop, stopped) = watch::channel(());
+    if let Some(listener) = lease {
+        tokio::spawn(lease::serve(listener, leases, stopped.clone()));
+    }
     let servers = [
         spawn(
             axum::serve(metrics, api::readable(Arc::clone(&agent)))

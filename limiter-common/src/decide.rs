@@ -10,6 +10,7 @@ use crate::env::{Bucket, Env, WidePrefix};
 use crate::flows::{self, Asked};
 use crate::hash::SourceHash;
 use crate::known::{self, Filter, Mark, Seen, Standing};
+use crate::lease;
 use crate::packet::{Frame, Packet, PacketView, Source, parse};
 use crate::table::Meta;
 use crate::time::{Clock, Nanos, Tick};
@@ -84,7 +85,8 @@ fn classified<E: Env>(
             if class.clock == Clock::COARSE { coarse } else { env.now(Clock::FINE, settings) };
         let arrival = Arrival { packet, slot, now, order, class };
         let reason = judge(&arrival, &sighting, settings, env);
-        flows::ask(reason, asked, packet, now, settings, env)
+        let reason = flows::ask(reason, asked, packet, now, settings, env);
+        lease::ask(reason, asked, (packet, slot), now, settings, env)
     };
     Some(Outcome {
         slot,

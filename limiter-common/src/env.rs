@@ -1,12 +1,13 @@
 //! What a decision needs from outside.
 
 use crate::abi::{
-    BudgetCell, Ceiling, ClassId, Policy, PolicyId, PrefixKey, Settings, SourceAddress,
+    BudgetCell, Ceiling, ClassId, Lease, Policy, PolicyId, PrefixKey, Settings, SourceAddress,
 };
 use crate::bucket::Cell;
 use crate::flows::{Answer, Flow};
 use crate::hash::{HashKey, SourceHash};
 use crate::known;
+use crate::lease::Arriving;
 use crate::packet::{Source, Space};
 use crate::table::Meta;
 use crate::time::{Clock, Nanos, Tick};
@@ -33,6 +34,12 @@ pub trait Env {
     fn flow_port(&self, port: u16) -> Option<Self::Known>;
     /// What [`flows::answer`] says. Rare, so the kernel side makes it a function of its own.
     fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer;
+    /// Until when any lease holds.
+    fn leased_until(&self) -> Nanos;
+    /// The lease of an address, and its cap.
+    fn lease(&self, address: SourceAddress) -> Option<(&Lease, Self::Cell)>;
+    /// What [`lease::answer`](crate::lease::answer) says. Rare, as [`answer`](Self::answer).
+    fn leased(&self, arriving: &Arriving, now: Nanos, settings: &Settings) -> Answer;
     /// The bucket of `source` in `class`, if there is one.
     fn bucket(&self, source: Source, class: ClassId, hash: SourceHash) -> Option<Self::Bucket>;
     /// The same, made full at `now` with `meta` if there is none yet and a slot to be had.

@@ -156,6 +156,19 @@ impl Asked {
         let rest = Flow::answered_by(packet).map_or(0, |flow| flow.rest());
         Self { ports: hide((rest >> 16) as u32), kind: hide((rest & 0xffff) as u32) }
     }
+
+    /// Whether the packet could be an answer on a flow: it is TCP or UDP, and has its ports.
+    #[inline(always)]
+    pub(crate) const fn has_ports(self) -> bool {
+        self.kind != 0
+    }
+
+    /// That flow, if it has ports, for a packet from `remote`.
+    #[inline(always)]
+    pub(crate) fn flow(self, remote: SourceAddress) -> Flow {
+        let SourceAddress { high, low, .. } = remote;
+        Flow::from_parts([high, low, u64::from(self.ports) << 16 | u64::from(self.kind)])
+    }
 }
 
 /// What becomes of a packet that is dropped for `reason`, if that is about how much there is: it may be
@@ -172,14 +185,13 @@ pub(crate) fn ask<E: Env>(
     settings: &Settings,
     env: &E,
 ) -> Reason {
-    if !reason.gives_way() || settings.drops & reason.bit() == 0 || asked.kind == 0 {
+    if !reason.gives_way() || settings.drops & reason.bit() == 0 || !asked.has_ports() {
         return reason;
     }
     if !settings.established.is_limited() {
         return reason;
     }
-    let SourceAddress { high, low, .. } = packet.address;
-    let flow = Flow::from_parts([high, low, u64::from(asked.ports) << 16 | u64::from(asked.kind)]);
+    let flow = asked.flow(packet.address);
     let Some(port) = env.flow_port(flow.local_port) else { return reason };
     let filter = flow.transport.filter();
     if Mark::of_port(flow.local_port).find(&port, filter, now) == Seen::NOT {

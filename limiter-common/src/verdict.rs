@@ -48,6 +48,10 @@ pub enum Reason {
     EstablishedRate = 18,
     /// Within the limits of its source, of which more than four fifths of a burst are used: a warning.
     NearLimit = 19,
+    /// It would be dropped, but its source has a lease.
+    Lease = 20,
+    /// The same, over the lease's cap.
+    LeaseRate = 21,
 }
 
 impl Reason {
@@ -73,9 +77,11 @@ impl Reason {
         Self::Established,
         Self::EstablishedRate,
         Self::NearLimit,
+        Self::Lease,
+        Self::LeaseRate,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 20;
+    pub const COUNT: u32 = 22;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -93,7 +99,8 @@ impl Reason {
             | Self::Ceiling
             | Self::Unproven
             | Self::Total
-            | Self::EstablishedRate => true,
+            | Self::EstablishedRate
+            | Self::LeaseRate => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
@@ -102,7 +109,8 @@ impl Reason {
             | Self::Bypass
             | Self::TableFull
             | Self::Established
-            | Self::NearLimit => false,
+            | Self::NearLimit
+            | Self::Lease => false,
         }
     }
 
@@ -130,6 +138,8 @@ impl Reason {
             Self::Established => "established",
             Self::EstablishedRate => "established_rate",
             Self::NearLimit => "near_limit",
+            Self::Lease => "lease",
+            Self::LeaseRate => "lease_rate",
         }
     }
 

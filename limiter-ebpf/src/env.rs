@@ -5,12 +5,16 @@ use core::{arch::asm, ptr, sync::atomic::AtomicU64};
 use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_ktime_get_ns};
 use limiter_common::{
     Env, Family,
-    abi::{BudgetCell, ClassId, FLOW_PORTS, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
+    abi::{
+        BudgetCell, ClassId, FLOW_PORTS, Lease, Policy, PolicyId, PrefixKey, Settings,
+        SourceAddress,
+    },
     bucket::Cell,
     env::WidePrefix,
     flows::{Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
     known::Known,
+    lease::Arriving,
     packet::{Source, Space},
     table::Meta,
     time::{Clock, Nanos, Tick},
@@ -18,11 +22,11 @@ use limiter_common::{
 };
 
 use crate::{
-    clock, flows,
+    clock, flows, leases,
     lines::{self, BucketRef},
     maps::{
         BUDGETS, CREATED, FLOW_PLACES, FLOWS, HASH_FIRST, HASH_OFFSET, HASH_SECOND, HEAD, KNOWN,
-        KNOWN_PLACES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
+        KNOWN_PLACES, LEASE_TERMS, LEASES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
     },
     view::hidden,
 };
@@ -88,6 +92,29 @@ impl Env for MapEnv {
     fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer {
         let [high, low, rest] = flow.to_parts();
         Answer(flows::answer(high, low, rest, now.0, settings.bank))
+    }
+
+    #[inline(always)]
+    fn leased_until(&self) -> Nanos {
+        LEASE_TERMS.get_ptr(Lease::ALL).map_or(Nanos(0), |all| {
+            // SAFETY: an aligned word, which the agent may write at any time.
+            unsafe { ptr::read_volatile(&raw const (*all).until) }
+        })
+    }
+
+    #[inline(always)]
+    fn lease(&self, address: SourceAddress) -> Option<(&Lease, Tat)> {
+        // SAFETY: the value is copied from; entries are preallocated, so that it is some entry's.
+        let holder = unsafe { LEASES.get(&address.into()) }?;
+        let terms = LEASE_TERMS.get_ptr_mut(holder.place)?;
+        // SAFETY: a map value, which lives as long as the program runs.
+        Some(unsafe { (&*terms, Tat(&raw mut (*terms).tat)) })
+    }
+
+    #[inline(always)]
+    fn leased(&self, arriving: &Arriving, now: Nanos, settings: &Settings) -> Answer {
+        let [high, low, rest] = arriving.to_parts();
+        Answer(leases::leased(high, low, rest, now.0, settings.bank))
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ mod env;
 mod events;
 mod flows;
 mod handshakes;
+mod leases;
 mod lines;
 mod maps;
 mod record;

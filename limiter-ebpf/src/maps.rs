@@ -11,9 +11,9 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, Event, Identity, KnownWords, LineV4,
-        LineV6, MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey,
-        SAMPLE_RING, Sample, SampleCount, Sampling, Settings, Shape,
+        Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, Event, Identity, KnownWords, Lease,
+        Leaseholder, LineV4, LineV6, MAX_LEASES, MAX_OWN_ADDRESSES, Name, OwnAddress, Policy,
+        PolicyId, PortBits, PrefixKey, SAMPLE_RING, Sample, SampleCount, Sampling, Settings, Shape,
     },
     units::Limits,
 };
@@ -57,6 +57,12 @@ pub(crate) static CLIENTS: SkStorage<u32> = SkStorage::new();
 pub(crate) static CLIENT_PORTS: Array<PortBits, 1> = Array::new();
 #[btf_map]
 pub(crate) static OWN: HashMap<OwnAddress, u32, MAX_OWN_ADDRESSES> = HashMap::new();
+/// Who has a lease, and what it allows: read only before a packet is dropped, and the former only while
+/// there is any.
+#[btf_map]
+pub(crate) static LEASES: HashMap<OwnAddress, Leaseholder, MAX_LEASES> = HashMap::new();
+#[btf_map]
+pub(crate) static LEASE_TERMS: Array<Lease, MAX_LEASES, MMAPABLE> = Array::new();
 #[btf_map]
 pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Array::new();
 #[btf_map]

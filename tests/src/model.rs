@@ -11,7 +11,7 @@ use limiter_agent::plan::{Plan, Prefix};
 use limiter_common::{
     Bucket, Decision, Env, Outcome,
     abi::{
-        BudgetCell, ClassId, Count, KNOWN_WORDS, Policy, PolicyId, PrefixKey, Settings,
+        BudgetCell, ClassId, Count, KNOWN_WORDS, Lease, Policy, PolicyId, PrefixKey, Settings,
         SourceAddress,
     },
     bucket::{self, Moment},
@@ -19,6 +19,7 @@ use limiter_common::{
     env::WidePrefix,
     flows::{self, Answer, Flow, port_place},
     hash::{HashKey, SourceHash},
+    lease::{self, Arriving},
     packet::Source,
     table::Meta,
     time::{Clock, Nanos, Tick},
@@ -48,6 +49,7 @@ impl Model {
             known: RefCell::default(),
             flows: RefCell::default(),
             flow_ports: RefCell::default(),
+            leases: Vec::new(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -69,6 +71,11 @@ impl Model {
         if let (Some(port), Some(place)) = (port, self.maps.flow(hash)) {
             flow.open(&port, &place, hash, now);
         }
+    }
+
+    /// Gives an address a lease.
+    pub fn lease(&mut self, address: SourceAddress, lease: Lease) {
+        self.maps.leases.push((address, lease, Word::default()));
     }
 
     /// What has been counted under an outcome.
@@ -100,6 +107,7 @@ struct Maps {
     known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     flows: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     flow_ports: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
+    leases: Vec<(SourceAddress, Lease, Word)>,
 }
 
 /// A theoretical arrival time, or a word of the filters.
@@ -142,6 +150,19 @@ impl Env for Maps {
 
     fn answer(&self, flow: &Flow, now: Nanos, settings: &Settings) -> Answer {
         flows::answer(flow, now, settings, self)
+    }
+
+    fn leased_until(&self) -> Nanos {
+        self.leases.iter().map(|(_, lease, _)| lease.until).max().unwrap_or(Nanos(0))
+    }
+
+    fn lease(&self, address: SourceAddress) -> Option<(&Lease, Word)> {
+        let found = self.leases.iter().find(|(holder, _, _)| *holder == address);
+        found.map(|(_, lease, cap)| (lease, cap.clone()))
+    }
+
+    fn leased(&self, arriving: &Arriving, now: Nanos, settings: &Settings) -> Answer {
+        lease::answer(arriving, now, settings, self)
     }
 
     fn bucket(&self, source: Source, class: ClassId, _: SourceHash) -> Option<Handle> {

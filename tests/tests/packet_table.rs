@@ -1,12 +1,11 @@
 //! What becomes of each kind of packet: through the real object by `BPF_PROG_TEST_RUN`, and through
 //! the same `decide()` on the host. Both must give the expected outcome, and the kernel's counters
-//! must have moved by exactly that.
-//!
-//! Limits of one packet per hour make the table independent of time.
+//! must have moved by exactly that. Limits of one packet per hour make the table independent of time.
 
 mod common;
 #[path = "common/flows.rs"]
 mod flows;
+mod leased_rows;
 mod reserved_rows;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -572,6 +571,7 @@ mod vm {
         "drops_are_sampled_while_somebody_watches",
         "flows::answers_on_flows_of_the_host_have_a_limit_of_their_own",
         "flows::the_programs_on_the_cgroup_are_accepted",
+        "leased_rows::a_lease_holds_for_its_interface_and_ports_up_to_its_cap",
     ];
 
     fn the_table_holds_on(kernel: Kernel) -> Result<()> {
@@ -583,7 +583,7 @@ mod vm {
             timeout: Duration::from_mins(6),
         };
         let output = run_ok(kernel, &spec)?;
-        assert!(output.console.contains("test result: ok. 4 passed"), "{}", output.console);
+        assert!(output.console.contains("test result: ok. 5 passed"), "{}", output.console);
         Ok(())
     }
 

@@ -11,11 +11,13 @@ use crate::plan::Guarded;
 pub(super) struct Fixed {
     metrics: SocketAddr,
     control: PathBuf,
+    lease: Option<SocketAddr>,
 }
 
 impl Fixed {
     pub(super) fn of(config: &Config) -> Self {
-        Self { metrics: config.metrics, control: config.control.clone() }
+        let lease = config.lease.as_ref().map(|lease| lease.listen);
+        Self { metrics: config.metrics, control: config.control.clone(), lease }
     }
 
     /// What of `config`, which guards `interfaces`, waits for a restart; said again at each reload
@@ -32,6 +34,9 @@ impl Fixed {
         }
         if self.control != config.control {
             pending.push(restart("[control] socket"));
+        }
+        if self.lease != config.lease.as_ref().map(|lease| lease.listen) {
+            pending.push(restart("[lease] listen"));
         }
         for Guarded { name, ifindex, xdp, .. } in interfaces {
             if attached(*ifindex).is_some_and(|attached| attached.asked != *xdp) {
@@ -62,6 +67,9 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     }
     if old.established != new.established {
         changes.push("[established] changed".to_owned());
+    }
+    if old.lease != new.lease {
+        changes.push("[lease] changed".to_owned());
     }
     changes
 }

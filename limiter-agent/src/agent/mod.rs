@@ -5,6 +5,7 @@ mod apply;
 mod attach;
 mod blocks;
 mod changes;
+mod leases;
 mod ledger;
 mod overrides;
 mod report;
@@ -24,6 +25,7 @@ use crate::config::{Config, Interface, Mode, Pattern, Xdp};
 use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
 use crate::events::Events;
 use crate::host::{self, Link};
+use crate::lease::Leases;
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
 use crate::state::StateDir;
@@ -72,6 +74,7 @@ pub struct Agent {
     plan: Plan,
     datapath: Datapath,
     events: Arc<Events>,
+    leases: Leases,
     ledger: Ledger,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
@@ -128,6 +131,8 @@ impl Agent {
         let config = overrides.over(&file);
         let now = SystemTime::now();
         let machine = |error: String| Failure::Machine(error);
+        let credentials =
+            Leases::load(&config).map_err(|errors| Failure::Request(errors.join("\n")))?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let left = match args.pins() {
             Some(directory) => {
@@ -183,6 +188,8 @@ impl Agent {
         seeding.hear(upkeep::seed(&datapath, host::connections().await));
         let attached =
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
+        let leases = leases::adopt(&mut datapath, &state).map_err(machine)?;
+        leases.configure(&config, &plan.interfaces, credentials);
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
         let mut agent = Self {
@@ -204,6 +211,7 @@ impl Agent {
             plan,
             datapath,
             events,
+            leases,
             ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
@@ -317,6 +325,7 @@ impl Agent {
         }
         self.overrides.blocks.prune(SystemTime::now());
         let config = self.overrides.over(&file);
+        let credentials = Leases::load(&config).map_err(request)?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))
             .map_err(|error| request(vec![unplannable(&error)]))?;
@@ -352,6 +361,7 @@ impl Agent {
         if changes.is_empty() {
             changes.push("no changes".to_owned());
         }
+        self.leases.configure(&config, &plan.interfaces, credentials);
         self.ledger.hand_over(&counters, &self.plan.names, &plan.names);
         self.guarded = guarded(&plan, &links);
         self.file = file;

@@ -67,6 +67,8 @@ impl Agent {
             reload_success: self.loaded,
             exemptions: config.exemptions.iter().filter(|it| holds(it.expires)).count(),
             blocks: config.blocks.iter().filter(|it| holds(it.expires)).count(),
+            leases: self.leases.count(),
+            lease_requests: self.leases.outcomes(),
             version: VERSION,
             abi: ABI_VERSION,
         })

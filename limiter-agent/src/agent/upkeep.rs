@@ -24,6 +24,7 @@ impl Agent {
     /// Looks up this host's addresses again: packets from them are forged.
     pub fn renew_addresses(&mut self) {
         self.own.hear(self.datapath.own(&host::addresses()));
+        self.leases.prune();
     }
 
     /// Vouches for the peers of lasting `connections`, which make no handshake again, and keeps those open

@@ -21,6 +21,7 @@ use tokio::sync::Mutex;
 
 use crate::agent::Agent;
 use crate::host::{self, Discards, Link, LinksError};
+use crate::lease;
 
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
@@ -81,7 +82,8 @@ pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
         .route("/v1/detach", post(detach))
         .with_state(Arc::clone(&agent));
     let writes = commands::routes(Arc::clone(&agent));
-    readable(agent).merge(writes).merge(others).into_make_service_with_connect_info()
+    let leases = lease::routes(Arc::clone(&agent));
+    readable(agent).merge(writes).merge(leases).merge(others).into_make_service_with_connect_info()
 }
 
 async fn metrics(
@@ -148,7 +150,7 @@ async fn detach(State(agent): State<Shared>, _body: Bytes) -> Response {
     }
 }
 
-fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {
+pub(crate) fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {
     let body = Problem {
         kind: "about:blank".to_owned(),
         title: code.canonical_reason().unwrap_or_default().to_owned(),

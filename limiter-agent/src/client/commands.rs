@@ -102,7 +102,11 @@ fn unattended_mode(args: &ModeArgs) -> Result<(), Failure> {
 }
 
 /// Asks for a change and says what came of it.
-fn command(args: &ClientArgs, path: &str, request: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn command(
+    args: &ClientArgs,
+    path: &str,
+    request: &impl Serialize,
+) -> Result<(), Failure> {
     let body = serde_json::to_vec(request)
         .map_err(|error| Failure::Machine(format!("cannot write JSON: {error}")))?;
     let answer = ask(&args.control_socket, Method::POST, path, Bytes::from(body))?;

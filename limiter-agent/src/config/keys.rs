@@ -20,6 +20,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "prefix",
             "exempt",
             "block",
+            "lease",
             "metrics",
             "control",
         ],
@@ -60,13 +61,22 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("prefix.class.bytes", &["rate", "burst"]),
     ("exempt", &["cidr", "interface", "owner", "expires", "spoofable"]),
     ("block", &["cidr", "expires", "reason"]),
+    (
+        "lease",
+        &["listen", "certificate", "key", "client_ca", "crl", "token_key", "revoked", "grant"],
+    ),
+    (
+        "lease.grant",
+        &["name", "interface", "ports", "protocol", "cap", "max_duration", "addresses", "owner"],
+    ),
+    ("lease.grant.cap", &["rate", "burst"]),
     ("metrics", &["listen"]),
     ("control", &["socket"]),
 ];
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection
 /// that would not be there, so they get a message of their own.
-const PLANNED: &[&str] = &["fleet", "lease", "vlan"];
+const PLANNED: &[&str] = &["fleet", "vlan"];
 
 /// The keys of `table`.
 pub(super) fn of(table: &str) -> &'static [&'static str] {

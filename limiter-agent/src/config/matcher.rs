@@ -195,6 +195,12 @@ impl PortSet {
         self.0.iter().any(|range| range.contains(&port))
     }
 
+    /// Its ranges, in order and apart.
+    #[must_use]
+    pub fn ranges(self) -> Vec<RangeInclusive<u16>> {
+        self.0
+    }
+
     /// Its ports.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
         self.0.iter().cloned().flatten()

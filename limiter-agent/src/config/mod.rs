@@ -13,6 +13,7 @@ mod established;
 mod expiry;
 mod interface;
 mod keys;
+mod lease;
 mod matcher;
 mod model;
 mod policy;
@@ -29,6 +30,7 @@ use std::time::SystemTime;
 use ipnet::IpNet;
 
 pub use error::{ConfigErrors, Diagnostic, LoadError};
+pub use lease::{Grant, Leasing, SHORTEST as SHORTEST_LEASE};
 pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
@@ -97,6 +99,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let prefixes = policy::prefixes(root, &classes);
     let exemptions = policy::exemptions(root, &interfaces, now);
     let blocks = policy::blocks(root, now);
+    let lease = lease::read(root, &interfaces);
     let metrics = service::metrics(root);
     let control = service::control(root);
     Some(Config {
@@ -114,6 +117,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         prefixes: prefixes?,
         exemptions: exemptions?,
         blocks: blocks?,
+        lease: lease?,
         metrics: metrics?,
         control: control?,
         warnings: Vec::new(),

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use limiter_common::abi;
 use limiter_common::units::{ByteLimit, LimitError, Limits, PacketLimit, Rate};
 
-use super::{Diagnostic, Match, PortSet};
+use super::{Diagnostic, Leasing, Match, PortSet};
 
 /// A valid configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub struct Config {
     pub exemptions: Vec<Exemption>,
     /// Networks that are dropped.
     pub blocks: Vec<Block>,
+    /// Exemptions by credential, if there are any.
+    pub lease: Option<Leasing>,
     /// Where metrics are served.
     pub metrics: SocketAddr,
     /// Where the daemon takes commands.

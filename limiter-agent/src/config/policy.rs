@@ -123,7 +123,7 @@ fn text(table: &Table<'_>, key: &'static str) -> Option<Option<String>> {
     }
 }
 
-fn name_of_owner(value: &Value<'_>) -> Option<String> {
+pub(super) fn name_of_owner(value: &Value<'_>) -> Option<String> {
     let cure = "write whom to ask about it: \"platform\"";
     let owner = value.string(cure)?;
     if owner.trim().is_empty() {

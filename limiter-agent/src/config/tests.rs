@@ -1,6 +1,7 @@
 //! Whole files, and every way in which one can be wrong.
 
 mod classes;
+mod leases;
 mod policies;
 mod reserves;
 
@@ -291,8 +292,7 @@ fn ports_of_clients_are_ports() {
 
 #[test]
 fn keys_of_later_versions() {
-    let cases =
-        [(with("[fleet]"), "6:2: fleet"), (format!("lease = 1\n{}", with("")), "1:1: lease")];
+    let cases = [(with("[fleet]"), "6:2: fleet"), (format!("vlan = 1\n{}", with("")), "1:1: vlan")];
     for (text, place) in cases {
         one_error(&text, place, &["not available in this version; remove it"]);
     }

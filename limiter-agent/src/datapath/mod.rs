@@ -10,6 +10,7 @@ mod events;
 mod flows;
 mod handshakes;
 mod head;
+mod leases;
 mod link;
 mod object;
 mod pins;
@@ -56,6 +57,7 @@ pub use self::{
     events::EventRing,
     handshakes::{HandshakesError, cgroup},
     head::Head,
+    leases::Leases,
     link::{Attachment, LinkKind, foreign_program},
     pins::{DEFAULT_PINS, LeftMaps, Pins, PinsError},
     samples::{Samples, Watch},
@@ -82,6 +84,8 @@ pub struct Datapath {
     own: HashSet<OwnAddress>,
     samples: Arc<Mutex<Samples>>,
     events: Option<EventRing>,
+    /// Until they are taken.
+    leases: Option<Leases>,
     pins: Option<Pins>,
     /// Whether the maps are pinned where a start makes new ones: this one, or one before that was ended
     /// before it had moved them.
@@ -192,6 +196,7 @@ impl Datapath {
         };
         let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
         let events = Some(EventRing::take(&mut ebpf)?);
+        let leases = Some(Leases::take(&mut ebpf)?);
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
@@ -204,6 +209,7 @@ impl Datapath {
             own,
             samples,
             events,
+            leases,
             pins,
             are_new_pins,
             origin,
@@ -228,6 +234,7 @@ impl Datapath {
             self.apply(plan)?;
         }
         self.inherit(plan)?;
+        self.inherit_leases()?;
         self.links.swap(xdp_mut(&mut self.ebpf, PROGRAM)?)?;
         // Who was proven meanwhile.
         self.inherit_standing()?;

@@ -273,18 +273,18 @@ fn words(filters: &Mapping<KnownWords>, place: u32) -> [&AtomicU64; KNOWN_WORDS]
 }
 
 /// The memory of an array map with values of type `V`.
-struct Mapping<V> {
+pub(super) struct Mapping<V> {
     memory: MmapRaw,
     count: u32,
     value: PhantomData<V>,
 }
 
 impl<V: aya::Pod> Mapping<V> {
-    fn of(ebpf: &Ebpf, name: &'static str) -> Result<Self, DatapathError> {
+    pub(super) fn of(ebpf: &Ebpf, name: &'static str) -> Result<Self, DatapathError> {
         Self::new(ebpf.map(name).ok_or(DatapathError::MissingMap(name))?, name)
     }
 
-    fn pinned(maps: &Path, name: &'static str) -> Result<Self, DatapathError> {
+    pub(super) fn pinned(maps: &Path, name: &'static str) -> Result<Self, DatapathError> {
         let map = MapData::from_pin(maps.join(name)).and_then(Map::from_map_data);
         Self::new(&map.map_err(|error| DatapathError::map(name, error))?, name)
     }
@@ -307,7 +307,7 @@ impl<V: aya::Pod> Mapping<V> {
     }
 
     /// The value at `index`, which must be below the count.
-    fn value(&self, index: u32) -> *mut V {
+    pub(super) fn value(&self, index: u32) -> *mut V {
         assert!(index < self.count, "{index} of {}", self.count);
         // SAFETY: within the mapping, as just checked.
         unsafe { self.memory.as_mut_ptr().cast::<V>().add(index as usize) }

@@ -108,9 +108,13 @@ fn bound(
     chosen: &Chosen<'_>,
     was_guarded: impl Fn(&Pattern) -> bool,
 ) -> Result<(), PlanError> {
-    let exemptions = config.exemptions.iter().map(|it| ("exemption", &it.interface, it.line));
-    let reserves = config.reserves.iter().map(|it| ("reserve", &it.interface, it.class.line));
-    for (what, pattern, line) in exemptions.chain(reserves) {
+    let exemptions =
+        config.exemptions.iter().map(|it| ("exemption", it.interface.as_ref(), it.line));
+    let reserves =
+        config.reserves.iter().map(|it| ("reserve", it.interface.as_ref(), it.class.line));
+    let grants = config.lease.iter().flat_map(|lease| &lease.grants);
+    let grants = grants.map(|it| ("lease grant", Some(&it.interface), it.line));
+    for (what, pattern, line) in exemptions.chain(reserves).chain(grants) {
         let Some(pattern) = pattern else { continue };
         if !was_guarded(pattern)
             && !chosen.iter().any(|(interface, _)| pattern.matches(&interface.name))

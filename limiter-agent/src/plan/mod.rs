@@ -433,6 +433,8 @@ fn drops(faults: config::Faults) -> u32 {
         | Reason::Established
         | Reason::EstablishedRate
         | Reason::NearLimit
+        | Reason::Lease
+        | Reason::LeaseRate
         | Reason::Bypass => reason.drops_by_default(),
     };
     Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())

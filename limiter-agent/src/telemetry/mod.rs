@@ -60,6 +60,10 @@ pub struct Snapshot {
     pub exemptions: usize,
     /// Blocks that hold now, of the configuration and by command.
     pub blocks: usize,
+    /// Leases that hold now.
+    pub leases: usize,
+    /// What came of requests for leases: the outcome, and how often.
+    pub lease_requests: Vec<(&'static str, u64)>,
     /// The agent's version.
     pub version: &'static str,
     /// The version of the layout shared with the kernel.
@@ -241,6 +245,13 @@ impl Snapshot {
             .sample(&[], count(self.exemptions as u64));
         out.family("limiter_blocks", "Blocks in force.", Kind::Gauge)
             .sample(&[], count(self.blocks as u64));
+        out.family("limiter_leases", "Leases in force.", Kind::Gauge)
+            .sample(&[], count(self.leases as u64));
+        let help = "Requests for leases, and connections that made none, by what came of them.";
+        let mut requests = out.family("limiter_lease_requests_total", help, Kind::Counter);
+        for (outcome, value) in &self.lease_requests {
+            requests.sample(&[("outcome", (*outcome).to_owned())], count(*value));
+        }
         let labels = [("version", self.version.to_owned()), ("abi", self.abi.to_string())];
         out.family("limiter_build_info", "The running version.", Kind::Gauge).sample(&labels, 1.0);
     }
@@ -302,6 +313,8 @@ mod tests {
             reload_success: SystemTime::UNIX_EPOCH + Duration::from_hours(500_000),
             exemptions: 2,
             blocks: 0,
+            leases: 3,
+            lease_requests: vec![("granted", 4), ("expired", 1)],
             version: "0.1.0",
             abi: 1,
         }
@@ -329,6 +342,8 @@ mod tests {
             r#"limiter_mode{mode="observe"} 0"#,
             r#"limiter_mode{mode="enforce"} 1"#,
             "limiter_mode_overridden 1",
+            "limiter_leases 3",
+            r#"limiter_lease_requests_total{outcome="expired"} 1"#,
             "limiter_config_pending 0",
             "limiter_config_rolled_back 1",
             r#"limiter_failure_policy{event="table_full",action="pass"} 1"#,

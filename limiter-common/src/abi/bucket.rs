@@ -144,6 +144,15 @@ impl From<SourceAddress> for OwnAddress {
     }
 }
 
+impl OwnAddress {
+    /// The address.
+    #[must_use]
+    pub const fn address(&self) -> SourceAddress {
+        let family = if self.family == 4 { AddressFamily::Ipv4 } else { AddressFamily::Ipv6 };
+        SourceAddress { family, high: self.high, low: self.low }
+    }
+}
+
 const _: () = assert!(size_of::<LineV4>() == 64 && size_of::<LineV6>() == 64);
 const _: () = assert!(size_of::<Budget>() == 64 && size_of::<OwnAddress>() == 24);
 const _: () = assert!(V6_SLOTS <= V4_SLOTS);

@@ -8,6 +8,7 @@ mod bucket;
 mod counter;
 mod event;
 mod kept;
+mod lease;
 mod pod;
 mod policy;
 mod sample;
@@ -20,6 +21,7 @@ pub use bucket::{
 pub use counter::{Count, CounterCell, CounterShape};
 pub use event::{EVENT_BYTES, EVENT_RING, Event, Pace};
 pub use kept::{Head, Identity, Name, Shape};
+pub use lease::{LEASE_PORTS, Lease, Leaseholder, MAX_LEASES, PortRange};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
 };
@@ -105,6 +107,11 @@ pub mod map {
     /// Array of one [`PortBits`](super::PortBits): local UDP ports whose sockets are clients' although
     /// they were bound to the port.
     pub const CLIENT_PORTS: &str = "CLIENT_PORTS";
+    /// Hash map from [`OwnAddress`](super::OwnAddress) (here of others) to
+    /// [`Leaseholder`](super::Leaseholder).
+    pub const LEASES: &str = "LEASES";
+    /// Array of [`Lease`](super::Lease).
+    pub const LEASE_TERMS: &str = "LEASE_TERMS";
     /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
@@ -127,7 +134,7 @@ pub mod map {
     pub const EVENTS: &str = "EVENTS";
 
     /// Those that outlive the agent: all but the program's constants, its log, samples and events.
-    pub const KEPT: [&str; 23] = [
+    pub const KEPT: [&str; 25] = [
         IDENTITY,
         SHAPE,
         NAMES,
@@ -151,6 +158,8 @@ pub mod map {
         FLOWS,
         CLIENTS,
         CLIENT_PORTS,
+        LEASES,
+        LEASE_TERMS,
     ];
 }
 

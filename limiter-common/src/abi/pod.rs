@@ -6,8 +6,8 @@
 )]
 
 use super::{
-    Budget, Count, CounterCell, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId,
-    PrefixKey, SampleCount, Sampling, Settings, Shape,
+    Budget, Count, CounterCell, Head, Identity, Lease, Leaseholder, LineV4, LineV6, Name,
+    OwnAddress, Policy, PolicyId, PrefixKey, SampleCount, Sampling, Settings, Shape,
 };
 use crate::units::Limits;
 
@@ -25,6 +25,8 @@ pod!(
     CounterCell,
     Head,
     Identity,
+    Lease,
+    Leaseholder,
     Limits,
     LineV4,
     LineV6,

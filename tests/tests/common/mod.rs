@@ -8,12 +8,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use aya::programs::{TestRun as _, TestRunOptions};
 use limiter_agent::{
     config::Config,
-    datapath::Datapath,
+    datapath::{Datapath, Leases},
     plan::{Host, HostInterface, Plan, plan},
 };
 use limiter_common::{
     Action, Family, Outcome, Reason,
-    abi::{ClassId, Count, Slot},
+    abi::{ClassId, Count, Lease, Leaseholder, Name, Slot, SourceAddress},
     flows::Flow,
     time::Nanos,
 };
@@ -23,6 +23,9 @@ use limiter_tests::{generator::monotonic, model::Model, netns::Netns};
 pub(crate) struct Bench {
     netns: Netns,
     datapath: Datapath,
+    leases: Leases,
+    /// The places for leases that are taken.
+    places: u32,
     model: Model,
     plan: Plan,
     runs: u64,
@@ -55,11 +58,22 @@ impl Bench {
         };
         let plan = plan(&config, &host, None)?;
         let stats = aya::sys::enable_stats(aya::sys::Stats::RunTime)?;
-        let datapath = Datapath::load(&plan)?;
+        let mut datapath = Datapath::load(&plan)?;
+        let leases = datapath.take_leases().context("the leases are there")?;
         let netns = Netns::new("table")?;
         netns.ip(&["link", "set", "lo", "up"])?;
         let model = Model::new(&plan);
-        Ok(Self { netns, datapath, model, plan, runs: 0, counters: Vec::new(), _stats: stats })
+        Ok(Self {
+            netns,
+            datapath,
+            leases,
+            places: Lease::ALL,
+            model,
+            plan,
+            runs: 0,
+            counters: Vec::new(),
+            _stats: stats,
+        })
     }
 
     /// The loaded object.
@@ -72,6 +86,22 @@ impl Bench {
         self.datapath.open(flow, now()?);
         self.model.open(flow, now()?);
         Ok(())
+    }
+
+    /// Gives an address a lease, in the kernel and in the model.
+    pub(crate) fn lease(&mut self, address: SourceAddress, lease: Lease) -> Result<()> {
+        self.places += 1;
+        let holder = Leaseholder { place: self.places, serial: [0; 20], name: Name::NONE };
+        self.leases.grant(address, &holder, &lease)?;
+        self.leases.set_until(Lease::ALL, Nanos::NEVER);
+        self.model.lease(address, lease);
+        Ok(())
+    }
+
+    /// The slot of an interface.
+    pub(crate) fn slot(&self, interface: &str) -> Slot {
+        let known = self.plan.interfaces.iter().find(|known| known.name == interface);
+        known.map_or(Slot::UNKNOWN, |known| known.slot)
     }
 
     /// Attaches the programs that hear of connections and flows.
@@ -87,8 +117,7 @@ impl Bench {
         interface: &str,
         (family, class, reason, action): (Family, &str, Reason, Action),
     ) -> Outcome {
-        let slot = self.plan.interfaces.iter().find(|known| known.name == interface);
-        let slot = slot.map_or(Slot::UNKNOWN, |known| known.slot);
+        let slot = self.slot(interface);
         let class = if class == "none" { ClassId::NONE } else { self.plan.names.class(class) };
         Outcome { slot, family, class, reason, action }
     }
