@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
-use crate::{capture, check, client, doctor, run};
+use crate::{capture, check, client, doctor, measure, run};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -55,6 +55,8 @@ enum Command {
     Block(BlockArgs),
     /// Take a block back
     Unblock(UnblockArgs),
+    /// Write a configuration with limits above what the running agent has measured
+    Recommend(RecommendArgs),
     /// Detach from all interfaces and leave nothing behind, also where no agent runs
     Detach(ClientArgs),
 }
@@ -264,6 +266,28 @@ pub struct CaptureArgs {
     pub client: ClientArgs,
 }
 
+/// Arguments of `limiter-agent recommend`.
+#[derive(Clone, Debug, Args)]
+pub struct RecommendArgs {
+    /// Write it there, and what has changed to standard output, instead of all to standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Advise classes that were observed for so long at least: 1h, 2days
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub min_time: Duration,
+    /// Advise classes in which so many sources sent more than one packet at least
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub min_sources: u64,
+    /// Set limits so many times above what was measured
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.5)]
+    pub margin: f64,
+    /// Enforce what is advised, and nothing else; without it, modes stay as they are
+    #[arg(long)]
+    pub enforce: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
 /// Why a command did not do what it was asked; decides the exit code.
 #[derive(Debug)]
 pub enum Failure {
@@ -291,6 +315,7 @@ impl Cli {
             Command::Mode(args) => client::mode(&args),
             Command::Block(args) => client::block(&args),
             Command::Unblock(args) => client::unblock(&args),
+            Command::Recommend(args) => measure::recommend(&args),
             Command::Detach(args) => client::detach(&args),
         }
     }

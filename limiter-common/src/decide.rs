@@ -84,7 +84,12 @@ fn classified<E: Env>(
             if class.clock == Clock::COARSE { coarse } else { env.now(Clock::FINE, settings) };
         let arrival = Arrival { packet, slot, now, order, class };
         let reason = judge(&arrival, &sighting, settings, env);
-        flows::ask(reason, asked, packet, now, settings, env)
+        let reason = flows::ask(reason, asked, packet, now, settings, env);
+        // What arrives is what limits are chosen by, whether it would be dropped or not.
+        if class.mode == Mode::OBSERVE && reason.is_measured() {
+            env.watch(packet.source, class.id, sighting.hash, packet.length);
+        }
+        reason
     };
     Some(Outcome {
         slot,

@@ -5,7 +5,10 @@ use core::{arch::asm, ptr, sync::atomic::AtomicU64};
 use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_ktime_get_ns};
 use limiter_common::{
     Env, Family,
-    abi::{BudgetCell, ClassId, FLOW_PORTS, Policy, PolicyId, PrefixKey, Settings, SourceAddress},
+    abi::{
+        BudgetCell, ClassId, FLOW_PORTS, Policy, PolicyId, PrefixKey, Settings, SourceAddress,
+        WatchedSource,
+    },
     bucket::Cell,
     env::WidePrefix,
     flows::{Answer, Flow, port_place},
@@ -25,6 +28,7 @@ use crate::{
         KNOWN_PLACES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
     },
     view::hidden,
+    watch,
 };
 
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
@@ -138,6 +142,11 @@ impl Env for MapEnv {
     #[inline(always)]
     fn is_own(&self, address: SourceAddress) -> bool {
         OWN.get_ptr(&address.into()).is_some()
+    }
+
+    #[inline(always)]
+    fn watch(&self, source: Source, class: ClassId, hash: SourceHash, length: u32) {
+        watch::watch(WatchedSource::new(source, class), hash, length);
     }
 
     #[inline(always)]

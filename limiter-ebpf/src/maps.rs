@@ -13,7 +13,8 @@ use limiter_common::{
     abi::{
         Budget, BudgetCell, ByteTats, Count, Identity, KnownWords, LineV4, LineV6,
         MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey, SAMPLE_RING,
-        Sample, SampleCount, Sampling, Settings, Shape,
+        Sample, SampleCount, Sampling, Settings, Shape, WATCHED as MOST_WATCHED, WatchedCount,
+        WatchedSource, Watching,
     },
     units::Limits,
 };
@@ -72,6 +73,13 @@ pub(crate) static SAMPLE_TAT: Array<u64, 1> = Array::new();
 pub(crate) static SAMPLES: RingBuf<Sample, SAMPLE_RING> = RingBuf::new();
 #[btf_map]
 pub(crate) static SAMPLE_COUNT: PerCpuArray<SampleCount, 1> = PerCpuArray::new();
+/// Read for each packet of a class that is observed; what follows for those of watched sources.
+#[btf_map]
+pub(crate) static WATCHING: Array<Watching, 1> = Array::new();
+#[btf_map]
+pub(crate) static WATCHED: HashMap<WatchedSource, WatchedCount, MOST_WATCHED> = HashMap::new();
+#[btf_map]
+pub(crate) static UNWATCHED: PerCpuArray<u64, 1> = PerCpuArray::new();
 /// Which reasons have been logged.
 #[btf_map]
 pub(crate) static LOGGED: Array<u32, 32> = Array::new();

@@ -6,6 +6,7 @@ mod attach;
 mod blocks;
 mod changes;
 mod ledger;
+mod measure;
 mod overrides;
 mod report;
 mod standing;
@@ -33,6 +34,7 @@ use attach::Attached;
 pub use blocks::BlockOrder;
 use changes::Fixed;
 use ledger::Ledger;
+use measure::Watch;
 use overrides::Overrides;
 pub use overrides::{Asked, Order};
 pub(crate) use upkeep::Complaint;
@@ -70,6 +72,7 @@ pub struct Agent {
     plan: Plan,
     datapath: Datapath,
     ledger: Ledger,
+    watch: Watch,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
     /// Whether it has been told to stop: a reload that was waiting must not attach again.
@@ -181,6 +184,7 @@ impl Agent {
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
+        let watch = Watch::new(&config, now);
         let mut agent = Self {
             args,
             started: now,
@@ -200,6 +204,7 @@ impl Agent {
             plan,
             datapath,
             ledger: Ledger::default(),
+            watch,
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
             deaf,
@@ -352,6 +357,7 @@ impl Agent {
         self.file = file;
         self.config = config;
         self.plan = plan;
+        self.measure_on();
         Ok(changes)
     }
 

@@ -3,6 +3,7 @@
 mod capture;
 mod commands;
 mod control;
+mod measure;
 
 use std::sync::Arc;
 
@@ -67,6 +68,7 @@ pub fn readable(agent: Shared) -> Router {
         .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
+        .merge(measure::readable())
         .with_state(agent)
 }
 
@@ -76,6 +78,7 @@ pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
         .route("/v1/capture", post(capture::capture))
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .route("/v1/detach", post(detach))
+        .merge(measure::private())
         .with_state(Arc::clone(&agent));
     let writes = commands::routes(Arc::clone(&agent));
     readable(agent).merge(writes).merge(others).into_make_service_with_connect_info()

@@ -15,6 +15,7 @@ mod pins;
 mod samples;
 mod shared;
 mod unattended;
+mod watched;
 
 use std::{
     borrow::Borrow,
@@ -59,6 +60,7 @@ pub use self::{
     samples::{Samples, Watch},
     shared::{Snapshot, Tracked},
     unattended::{KnownRemains, Remains, detach, remains, set_mode},
+    watched::WatchedMaps,
 };
 use crate::{
     host::{self, Link},
@@ -79,6 +81,7 @@ pub struct Datapath {
     shared: SharedMaps,
     own: HashSet<OwnAddress>,
     samples: Arc<Mutex<Samples>>,
+    watched: WatchedMaps,
     pins: Option<Pins>,
     /// Whether the maps are pinned where a start makes new ones: this one, or one before that was ended
     /// before it had moved them.
@@ -188,6 +191,7 @@ impl Datapath {
             None => Origin::New,
         };
         let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
+        let watched = WatchedMaps::take(&mut ebpf)?;
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
@@ -199,6 +203,7 @@ impl Datapath {
             shared,
             own,
             samples,
+            watched,
             pins,
             are_new_pins,
             origin,

@@ -11,6 +11,7 @@ mod pod;
 mod policy;
 mod sample;
 mod settings;
+mod watch;
 
 pub use bucket::{
     Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
@@ -26,10 +27,11 @@ pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
     Traits,
 };
+pub use watch::{WATCHED, WatchedCount, WatchedSource, Watching};
 
 /// The version of everything in this module.
 #[cfg(not(feature = "next-abi"))]
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 /// A version that no other agent has, for the test of upgrades.
 #[cfg(feature = "next-abi")]
 pub const ABI_VERSION: u32 = u32::MAX;
@@ -122,7 +124,15 @@ pub mod map {
     /// Per-CPU array of one [`SampleCount`](super::SampleCount).
     pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
 
-    /// Those that outlive the agent: all but the program's constants, its log, and the samples.
+    /// Array of one [`Watching`](super::Watching): which sources are watched.
+    pub const WATCHING: &str = "WATCHING";
+    /// Hash map from [`WatchedSource`](super::WatchedSource) to [`WatchedCount`](super::WatchedCount).
+    pub const WATCHED: &str = "WATCHED";
+    /// Per-CPU array of one `u64`: packets of sources that there was no room to watch.
+    pub const UNWATCHED: &str = "UNWATCHED";
+
+    /// Those that outlive the agent: all but the program's constants, its log, the samples, and who is
+    /// watched.
     pub const KEPT: [&str; 23] = [
         IDENTITY,
         SHAPE,

@@ -7,7 +7,7 @@
 
 use super::{
     Budget, Count, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
-    SampleCount, Sampling, Settings, Shape,
+    SampleCount, Sampling, Settings, Shape, WatchedCount, WatchedSource, Watching,
 };
 use crate::units::Limits;
 
@@ -35,5 +35,8 @@ pod!(
     SampleCount,
     Sampling,
     Settings,
-    Shape
+    Shape,
+    WatchedCount,
+    WatchedSource,
+    Watching
 );
