@@ -12,7 +12,7 @@ use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
 use crate::events::{By, Of, Span};
 use crate::lease::{LeaseArgs, LeasesArgs, RevokeArgs};
-use crate::{capture, check, client, doctor, lease, run, top};
+use crate::{capture, check, client, doctor, lease, measure, run, top};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -67,6 +67,8 @@ enum Command {
     Leases(LeasesArgs),
     /// End the leases of a name or an address, and give it none any more
     Revoke(RevokeArgs),
+    /// Write a configuration with limits above what the running agent has measured
+    Recommend(RecommendArgs),
     /// Detach from all interfaces and leave nothing behind, also where no agent runs
     Detach(ClientArgs),
 }
@@ -311,6 +313,28 @@ pub struct EventsArgs {
     pub client: ClientArgs,
 }
 
+/// Arguments of `limiter-agent recommend`.
+#[derive(Clone, Debug, Args)]
+pub struct RecommendArgs {
+    /// Write it there, and what has changed to standard output, instead of all to standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Advise classes that were observed for so long at least: 1h, 2days
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub min_time: Duration,
+    /// Advise classes in which so many sources sent more than one packet at least
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub min_sources: u64,
+    /// Set limits so many times above what was measured
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.5)]
+    pub margin: f64,
+    /// Enforce what is advised, and nothing else; without it, modes stay as they are
+    #[arg(long)]
+    pub enforce: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
 /// Why a command did not do what it was asked; decides the exit code.
 #[derive(Debug)]
 pub enum Failure {
@@ -343,6 +367,7 @@ impl Cli {
             Command::Lease(args) => lease::lease(&args),
             Command::Leases(args) => lease::leases(&args),
             Command::Revoke(args) => lease::revoke(&args),
+            Command::Recommend(args) => measure::recommend(&args),
             Command::Detach(args) => client::detach(&args),
         }
     }

@@ -154,6 +154,19 @@ impl Answer {
     }
 }
 
+/// The answer to a request in JSON.
+pub(crate) fn post<T: serde::de::DeserializeOwned>(
+    args: &ClientArgs,
+    path: &str,
+    request: &impl serde::Serialize,
+) -> Result<T, Failure> {
+    let body = serde_json::to_vec(request)
+        .map_err(|error| Failure::Machine(format!("cannot write JSON: {error}")))?;
+    let answer = ask(&args.control_socket, Method::POST, path, Bytes::from(body))?;
+    answer.check(args)?;
+    answer.read()
+}
+
 pub(crate) fn ask(
     socket: &Path,
     method: Method,

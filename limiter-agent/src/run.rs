@@ -18,6 +18,7 @@ use crate::agent::{self, Agent, Complaint};
 use crate::api::{self, ControlSocket};
 use crate::cli::{Failure, RunArgs};
 use crate::datapath::Head;
+use crate::measure::WINDOW;
 use crate::{host, lease, service};
 
 /// How long open requests may take to finish at the end.
@@ -73,6 +74,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let leases = agent.leases();
     let agent = Arc::new(Mutex::new(agent));
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
+    let measuring = tokio::spawn(measure(Arc::clone(&agent)));
     let watchdog = service::watchdog().map(|period| tokio::spawn(watchdog(agent.clone(), period)));
     let (stop, stopped) = watch::channel(());
     if let Some(listener) = lease {
@@ -101,6 +103,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     info!("stopping");
     service::stopping();
     upkeep.abort();
+    measuring.abort();
     if let Some(watchdog) = watchdog {
         watchdog.abort();
     }
@@ -158,6 +161,16 @@ async fn upkeep(agent: api::Shared) {
                 agent.lock().await.renew_proofs(connections);
             }
         }
+    }
+}
+
+/// Reads what watched sources send, until it is aborted. A second lies between two readings, not between
+/// their beginnings: no count may be of less.
+async fn measure(agent: api::Shared) {
+    let mut complaint = Complaint::default();
+    loop {
+        tokio::time::sleep(WINDOW).await;
+        complaint.hear(agent.lock().await.measure());
     }
 }
 

@@ -86,7 +86,12 @@ fn classified<E: Env>(
         let arrival = Arrival { packet, slot, now, order, class };
         let reason = judge(&arrival, &sighting, settings, env);
         let reason = flows::ask(reason, asked, packet, now, settings, env);
-        lease::ask(reason, asked, (packet, slot), now, settings, env)
+        let reason = lease::ask(reason, asked, (packet, slot), now, settings, env);
+        // What arrives is what limits are chosen by, whether it would be dropped or not.
+        if class.mode == Mode::OBSERVE && reason.is_measured() {
+            env.watch(packet.source, class.id, sighting.hash, packet.length);
+        }
+        reason
     };
     Some(Outcome {
         slot,

@@ -67,6 +67,8 @@ pub trait Env {
     fn is_own(&self, address: SourceAddress) -> bool;
     /// The policy of the longest prefix that covers the address.
     fn prefix(&self, key: &PrefixKey) -> Option<PolicyId>;
+    /// Counts a packet of `length` bytes if its source is one of those that are watched.
+    fn watch(&self, source: Source, class: ClassId, hash: SourceHash, length: u32);
     /// The policy at this place of the map (both banks counted).
     fn policy(&self, place: u32) -> Option<&Policy>;
     /// The limits at this place of the map (both banks counted).

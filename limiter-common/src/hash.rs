@@ -79,6 +79,14 @@ impl SourceHash {
     pub const fn low(self) -> u64 {
         self.0 & 0xfff
     }
+
+    /// Whether it is of the sample that has none of the bits of `mask`, of which there are twenty: nearly
+    /// independent of [`place`](Self::place) and [`low`](Self::low).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_sampled(self, mask: u32) -> bool {
+        self.0 >> 12 & mask as u64 == 0
+    }
 }
 
 /// The hash of a source in a class.

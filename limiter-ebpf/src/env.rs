@@ -7,7 +7,7 @@ use limiter_common::{
     Env, Family,
     abi::{
         BudgetCell, ClassId, FLOW_PORTS, Lease, Policy, PolicyId, PrefixKey, Settings,
-        SourceAddress,
+        SourceAddress, WatchedSource,
     },
     bucket::Cell,
     env::WidePrefix,
@@ -29,6 +29,7 @@ use crate::{
         KNOWN_PLACES, LEASE_TERMS, LEASES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
     },
     view::hidden,
+    watch,
 };
 
 /// The settings in force. Read once per packet, so that a packet sees one bank only.
@@ -165,6 +166,11 @@ impl Env for MapEnv {
     #[inline(always)]
     fn is_own(&self, address: SourceAddress) -> bool {
         OWN.get_ptr(&address.into()).is_some()
+    }
+
+    #[inline(always)]
+    fn watch(&self, source: Source, class: ClassId, hash: SourceHash, length: u32) {
+        watch::watch(WatchedSource::new(source, class), hash, length);
     }
 
     #[inline(always)]

@@ -16,6 +16,7 @@ mod maps;
 mod record;
 mod sample;
 mod view;
+mod watch;
 
 use aya_ebpf::{
     bindings::xdp_action::{XDP_DROP, XDP_PASS},

@@ -14,6 +14,7 @@ use limiter_common::{
         Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, Event, Identity, KnownWords, Lease,
         Leaseholder, LineV4, LineV6, MAX_LEASES, MAX_OWN_ADDRESSES, Name, OwnAddress, Policy,
         PolicyId, PortBits, PrefixKey, SAMPLE_RING, Sample, SampleCount, Sampling, Settings, Shape,
+        WATCHED as MOST_WATCHED, WatchedCount, WatchedSource, Watching,
     },
     units::Limits,
 };
@@ -81,6 +82,13 @@ pub(crate) static SAMPLE_COUNT: PerCpuArray<SampleCount, { SampleCount::COUNT }>
     PerCpuArray::new();
 #[btf_map]
 pub(crate) static EVENTS: RingBuf<Event, EVENT_RING> = RingBuf::new();
+/// Read for each packet of a class that is observed; what follows for those of watched sources.
+#[btf_map]
+pub(crate) static WATCHING: Array<Watching, 1> = Array::new();
+#[btf_map]
+pub(crate) static WATCHED: HashMap<WatchedSource, WatchedCount, MOST_WATCHED> = HashMap::new();
+#[btf_map]
+pub(crate) static UNWATCHED: PerCpuArray<u64, 1> = PerCpuArray::new();
 /// Which reasons have been logged.
 #[btf_map]
 pub(crate) static LOGGED: Array<u32, 32> = Array::new();

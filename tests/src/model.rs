@@ -208,6 +208,8 @@ impl Env for Maps {
         false
     }
 
+    fn watch(&self, _: Source, _: ClassId, _: SourceHash, _: u32) {}
+
     fn prefix(&self, key: &PrefixKey) -> Option<PolicyId> {
         let covering = self.prefixes.iter().filter(|prefix| covers(prefix, key));
         covering.max_by_key(|prefix| prefix.bits).map(|prefix| prefix.policy)

@@ -129,6 +129,11 @@ fn fall_back(args: &RunArgs, record: &Record) -> Option<(Config, Text, String)> 
 }
 
 impl Text {
+    /// What it says.
+    pub(super) fn as_str(&self) -> &str {
+        &self.text
+    }
+
     pub(super) fn read(path: &Path) -> Result<Self, Vec<String>> {
         let text = read_text(path).map_err(|error| complaints(&error))?;
         Ok(Self { file: path.display().to_string(), text })

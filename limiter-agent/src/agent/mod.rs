@@ -7,6 +7,7 @@ mod blocks;
 mod changes;
 mod leases;
 mod ledger;
+mod measure;
 mod overrides;
 mod report;
 mod standing;
@@ -37,6 +38,7 @@ use attach::Attached;
 pub use blocks::BlockOrder;
 use changes::Fixed;
 use ledger::Ledger;
+use measure::Watch;
 use overrides::Overrides;
 pub use overrides::{Asked, Order};
 pub(crate) use upkeep::Complaint;
@@ -76,6 +78,7 @@ pub struct Agent {
     events: Arc<Events>,
     leases: Leases,
     ledger: Ledger,
+    watch: Watch,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
     /// Whether it has been told to stop: a reload that was waiting must not attach again.
@@ -192,6 +195,7 @@ impl Agent {
         leases.configure(&config, &plan.interfaces, credentials);
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
+        let watch = Watch::new(&config, now);
         let mut agent = Self {
             args,
             started: now,
@@ -213,6 +217,7 @@ impl Agent {
             events,
             leases,
             ledger: Ledger::default(),
+            watch,
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
             deaf,
@@ -367,6 +372,7 @@ impl Agent {
         self.file = file;
         self.config = config;
         self.plan = plan;
+        self.measure_on();
         Ok(changes)
     }
 

@@ -260,7 +260,7 @@ async fn expire(agent: Shared, deadline: Deadline) {
 }
 
 /// A JSON body, whatever its content type says; curl's is that of a form.
-struct Body<T>(T);
+pub(super) struct Body<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Response;

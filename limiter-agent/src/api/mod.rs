@@ -4,6 +4,7 @@ mod capture;
 mod commands;
 mod control;
 mod events;
+mod measure;
 
 use std::sync::Arc;
 
@@ -71,6 +72,7 @@ pub fn readable(agent: Shared) -> Router {
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
         .merge(events::routes())
+        .merge(measure::readable())
         .with_state(agent)
 }
 
@@ -80,6 +82,7 @@ pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
         .route("/v1/capture", post(capture::capture))
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .route("/v1/detach", post(detach))
+        .merge(measure::private())
         .with_state(Arc::clone(&agent));
     let writes = commands::routes(Arc::clone(&agent));
     let leases = lease::routes(Arc::clone(&agent));

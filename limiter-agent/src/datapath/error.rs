@@ -89,6 +89,9 @@ pub enum DatapathError {
     /// The runtime cannot wait for the ring of samples.
     #[error("cannot wait for samples: {0}; fix: more file descriptors (LimitNOFILE=)")]
     Samples(#[source] io::Error),
+    /// The map of watched sources cannot be read.
+    #[error("cannot read who is watched: {0}; nothing is measured meanwhile")]
+    Watched(#[source] io::Error),
 }
 
 impl DatapathError {

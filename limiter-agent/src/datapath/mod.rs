@@ -17,6 +17,7 @@ mod pins;
 mod samples;
 mod shared;
 mod unattended;
+mod watched;
 
 use std::{
     borrow::Borrow,
@@ -63,6 +64,7 @@ pub use self::{
     samples::{Samples, Watch},
     shared::{Snapshot, Tracked},
     unattended::{KnownRemains, Remains, detach, remains, set_mode},
+    watched::WatchedMaps,
 };
 use crate::{
     host::{self, Link},
@@ -86,6 +88,7 @@ pub struct Datapath {
     events: Option<EventRing>,
     /// Until they are taken.
     leases: Option<Leases>,
+    watched: WatchedMaps,
     pins: Option<Pins>,
     /// Whether the maps are pinned where a start makes new ones: this one, or one before that was ended
     /// before it had moved them.
@@ -197,6 +200,7 @@ impl Datapath {
         let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
         let events = Some(EventRing::take(&mut ebpf)?);
         let leases = Some(Leases::take(&mut ebpf)?);
+        let watched = WatchedMaps::take(&mut ebpf)?;
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
@@ -210,6 +214,7 @@ impl Datapath {
             samples,
             events,
             leases,
+            watched,
             pins,
             are_new_pins,
             origin,

@@ -25,7 +25,7 @@ use limiter_common::{
     },
     flows::{Flow, port_place},
     hash::HashKey,
-    known::{self, Filter, Mark},
+    known::{self, Filter, Mark, Standing},
     packet::Source,
     table::{Meta, is_ahead},
     time::{Nanos, Tick},
@@ -79,6 +79,24 @@ impl SharedMaps {
     pub(super) fn prove(&self, source: Source, now: Nanos) {
         let hash = self.key.source(source);
         Mark::of(hash).set(&words(&self.known, hash.place(self.known.count)), Filter::Proven, now);
+    }
+
+    /// Whether a source is proven at `now`, as the filter has it.
+    pub(super) fn is_proven(&self, source: Source, now: Nanos) -> bool {
+        let hash = self.key.source(source);
+        let words = words(&self.known, hash.place(self.known.count));
+        known::standing(&words, Mark::of(hash), now).0 == Standing::PROVEN
+    }
+
+    /// The part of other sources that the filter takes for proven at `now`, 0 to 1.
+    pub(super) fn false_proofs(&self, now: Nanos) -> f64 {
+        let share = |place| known::taken_for_proven(&words(&self.known, place), now);
+        (0..self.known.count).map(share).sum::<f64>() / f64::from(self.known.count.max(1))
+    }
+
+    /// Whether a source is of the sample of this mask.
+    pub(super) fn is_sampled(&self, source: Source, mask: u32) -> bool {
+        self.key.source(source).is_sampled(mask)
     }
 
     /// Marks a flow as opened by this host, from `now` on.

@@ -13,6 +13,7 @@ mod pod;
 mod policy;
 mod sample;
 mod settings;
+mod watch;
 
 pub use bucket::{
     Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
@@ -30,6 +31,7 @@ pub use settings::{
     Bank, Ceiling, ClassId, ClassSettings, Dimension, Ingress, L4Index, Mode, Need, Settings, Slot,
     Traits,
 };
+pub use watch::{WATCHED, WatchedCount, WatchedSource, Watching};
 
 /// The version of everything in this module.
 #[cfg(not(feature = "next-abi"))]
@@ -133,7 +135,15 @@ pub mod map {
     /// Ring buffer of [`Event`](super::Event).
     pub const EVENTS: &str = "EVENTS";
 
-    /// Those that outlive the agent: all but the program's constants, its log, samples and events.
+    /// Array of one [`Watching`](super::Watching): which sources are watched.
+    pub const WATCHING: &str = "WATCHING";
+    /// Hash map from [`WatchedSource`](super::WatchedSource) to [`WatchedCount`](super::WatchedCount).
+    pub const WATCHED: &str = "WATCHED";
+    /// Per-CPU array of one `u64`: packets of sources that there was no room to watch.
+    pub const UNWATCHED: &str = "UNWATCHED";
+
+    /// Those that outlive the agent: all but the program's constants, its log, samples, events, and who
+    /// is watched.
     pub const KEPT: [&str; 25] = [
         IDENTITY,
         SHAPE,

@@ -7,7 +7,8 @@
 
 use super::{
     Budget, Count, CounterCell, Head, Identity, Lease, Leaseholder, LineV4, LineV6, Name,
-    OwnAddress, Policy, PolicyId, PrefixKey, SampleCount, Sampling, Settings, Shape,
+    OwnAddress, Policy, PolicyId, PrefixKey, SampleCount, Sampling, Settings, Shape, WatchedCount,
+    WatchedSource, Watching,
 };
 use crate::units::Limits;
 
@@ -38,5 +39,8 @@ pod!(
     SampleCount,
     Sampling,
     Settings,
-    Shape
+    Shape,
+    WatchedCount,
+    WatchedSource,
+    Watching
 );
