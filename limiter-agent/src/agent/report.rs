@@ -12,14 +12,14 @@ use tokio::sync::Mutex;
 use super::Agent;
 use crate::config::{self, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind, Samples};
-use crate::host;
+use crate::host::{self, Link};
 use crate::memory::map_memory;
 use crate::plan::Names;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, OwnFlows,
     Pending, Reserve, Status, Table, Total, utc,
 };
-use crate::telemetry::{InterfaceInfo, Snapshot};
+use crate::telemetry::{Attachment, InterfaceInfo, Snapshot};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -53,7 +53,8 @@ impl Agent {
                     driver: it.driver.clone(),
                 })
                 .collect(),
-            // The driver may take its time, so it is asked without the agent's lock.
+            // The host is asked without the agent's lock, and the driver may take its time.
+            attachments: Vec::new(),
             discards: Vec::new(),
             samples: self.datapath.sample_count()?,
             mode: config.mode.as_str(),
@@ -68,6 +69,23 @@ impl Agent {
             version: VERSION,
             abi: ABI_VERSION,
         })
+    }
+
+    /// Whether the program is on each interface that is to be guarded, seen on the host's present `links`.
+    #[must_use]
+    pub fn attachments(&self, links: &[Link]) -> Vec<Attachment> {
+        let attached = self.attached.values().map(|it| Attachment {
+            interface: it.name.clone(),
+            xdp: it.asked.as_str(),
+            holds: it.problem(links).is_none(),
+        });
+        let is_listed = |name: &String| self.attached.values().any(|it| it.name == *name);
+        let gone = self.plan.gone.iter().filter(|name| !is_listed(name)).map(|name| {
+            let entry = self.config.interfaces.iter().find(|it| it.name.matches(name));
+            let xdp = entry.map_or("native", |it| it.xdp.as_str());
+            Attachment { interface: name.clone(), xdp, holds: false }
+        });
+        attached.chain(gone).collect()
     }
 
     /// What `/v1/status` says, with the [`problems`](Self::problems) on this host.
@@ -175,7 +193,7 @@ impl Agent {
     }
 
     fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {
-        let tracked = self.datapath.tracked(host::monotonic());
+        let tracked = self.datapath.estimate(host::monotonic());
         let rows = tracked.map(|(family, tracked)| {
             [("proven", tracked.proven), ("seen", tracked.unproven)]
                 .map(|(standing, value)| (family.label(), standing, value))

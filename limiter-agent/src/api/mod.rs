@@ -85,8 +85,14 @@ async fn metrics(
     State(agent): State<Shared>,
     Extension(discards): Extension<Arc<Discards>>,
 ) -> Response {
-    let mut snapshot = agent.lock().await.snapshot();
+    let links = host::links().await;
+    let (mut snapshot, attachments) = {
+        let agent = agent.lock().await;
+        (agent.snapshot(), links.map(|links| agent.attachments(&links)))
+    };
     if let Ok(snapshot) = &mut snapshot {
+        // Where the host does not answer, nothing is said of it.
+        snapshot.attachments = attachments.unwrap_or_default();
         let names: Vec<_> = snapshot.interfaces.iter().map(|it| it.interface.clone()).collect();
         snapshot.discards = discards.read(&names).await;
     }
