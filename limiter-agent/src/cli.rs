@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
-use crate::{capture, check, client, doctor, run};
+use crate::{capture, check, client, doctor, limits, run};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -41,6 +41,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// Show what the running agent does
     Status(ClientArgs),
+    /// Print the limits, as a table or as a page for those who are limited
+    Limits(LimitsArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
     /// Make the running agent read its configuration again
@@ -235,6 +237,29 @@ pub struct ClientArgs {
     pub pins: PathBuf,
 }
 
+/// Arguments of `limiter-agent limits`.
+#[derive(Clone, Debug, Args)]
+pub struct LimitsArgs {
+    /// Write a page for those who are limited (Markdown), without what is nobody else's business
+    #[arg(long)]
+    pub public: bool,
+    /// The page in HTML
+    #[arg(long, requires = "public", conflicts_with = "json")]
+    pub html: bool,
+    /// Whom to ask for more, on the page: an address or a URL
+    #[arg(long, value_name = "TEXT", requires = "public")]
+    pub contact: Option<String>,
+    /// The limits of this file, instead of the running agent's
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The running agent's Unix socket
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, conflicts_with = "config")]
+    pub control_socket: PathBuf,
+}
+
 /// Arguments of `limiter-agent capture`.
 #[derive(Clone, Debug, Args)]
 pub struct CaptureArgs {
@@ -284,6 +309,7 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
+            Command::Limits(args) => limits::limits(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Reload(args) => client::reload(&args),
             Command::Apply(args) => client::apply(&args),

@@ -10,6 +10,7 @@ pub mod config;
 pub mod datapath;
 pub mod doctor;
 pub mod host;
+pub mod limits;
 pub mod memory;
 pub mod plan;
 pub mod run;

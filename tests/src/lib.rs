@@ -11,4 +11,5 @@ pub mod model;
 pub mod netns;
 pub mod process;
 pub mod prometheus;
+pub mod scrape;
 pub mod vm;

@@ -13,6 +13,7 @@ use super::Agent;
 use crate::config::{self, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind, Samples};
 use crate::host::{self, Link};
+use crate::limits::Limits;
 use crate::memory::map_memory;
 use crate::plan::Names;
 use crate::status::{
@@ -166,6 +167,12 @@ impl Agent {
         of_file.chain(by_command).collect()
     }
 
+    /// What `/v1/limits` says.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits::of(&self.config)
+    }
+
     /// The numbers of classes and interfaces.
     #[must_use]
     pub fn names(&self) -> &Names {
@@ -255,7 +262,7 @@ pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str)
 
 /// The mode that a class is in: its own, the global one where it has none, and no other than bypass
 /// when that is the global one (as [`plan`](crate::plan::plan) has it).
-pub(super) fn mode(config: &Config, class: &config::Class) -> Mode {
+pub(crate) fn mode(config: &Config, class: &config::Class) -> Mode {
     match config.mode {
         Mode::Bypass => Mode::Bypass,
         Mode::Observe | Mode::Enforce => class.mode.unwrap_or(config.mode),

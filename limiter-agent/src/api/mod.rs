@@ -20,6 +20,7 @@ use tokio::sync::Mutex;
 
 use crate::agent::Agent;
 use crate::host::{self, Discards, Link, LinksError};
+use crate::limits::Limits;
 
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
@@ -67,6 +68,7 @@ pub fn readable(agent: Shared) -> Router {
         .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
+        .route("/v1/limits", get(limits))
         .with_state(agent)
 }
 
@@ -127,6 +129,10 @@ async fn status(State(agent): State<Shared>) -> Response {
             vec![error.to_string()],
         ),
     }
+}
+
+async fn limits(State(agent): State<Shared>) -> Json<Limits> {
+    Json(agent.lock().await.limits())
 }
 
 fn problems(agent: &Agent, links: Result<Vec<Link>, LinksError>) -> Vec<String> {

@@ -49,7 +49,8 @@ pub(super) fn sum(
         DatapathError::map(map::COUNTERS, MapError::SyscallError(SyscallError { call, io_error }))
     };
     let cpus = nr_cpus().map_err(|(_, error)| failed(error))?;
-    let fd = u32::try_from(cells.fd().as_fd().as_raw_fd()).map_err(|e| failed(io::Error::other(e)))?;
+    let fd =
+        u32::try_from(cells.fd().as_fd().as_raw_fd()).map_err(|e| failed(io::Error::other(e)))?;
     let mut keys = [0_u32; AT_ONCE as usize];
     let mut values = vec![Count::default(); keys.len() * cpus];
     let mut counters = Vec::new();
@@ -91,6 +92,7 @@ pub(super) fn sum(
 fn lookup(request: &mut Request) -> io::Result<()> {
     // SAFETY: the kernel reads and writes what the request points at: keys and values for `count` elements,
     // a value for each CPU there may be, and a key for each end of the batch.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, request, size_of::<Request>()) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, LOOKUP_BATCH, request, size_of::<Request>()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

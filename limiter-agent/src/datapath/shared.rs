@@ -366,7 +366,8 @@ mod tests {
 
     #[test]
     fn a_portion_has_so_many_lines_spread_over_the_table_and_none_twice() {
-        for (count, most) in [(1_000_003, 1 << 16), (1 << 23, 1 << 16), (65_537, 65_536), (8, 100)] {
+        for (count, most) in [(1_000_003, 1 << 16), (1 << 23, 1 << 16), (65_537, 65_536), (8, 100)]
+        {
             let lines: Vec<_> = Portion::of(count, most).lines().collect();
             assert_eq!(lines.len(), count.min(most) as usize);
             assert!(lines.is_sorted_by(|a, b| a < b) && lines.iter().all(|line| *line < count));

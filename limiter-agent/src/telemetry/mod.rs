@@ -299,11 +299,7 @@ mod tests {
                 mode: "generic",
                 driver: "veth".into(),
             }],
-            attachments: vec![Attachment {
-                interface: "eth0".into(),
-                xdp: "auto",
-                holds: true,
-            }],
+            attachments: vec![Attachment { interface: "eth0".into(), xdp: "auto", holds: true }],
             discards: vec![Discard {
                 interface: "eth0".into(),
                 counter: "rx_missed_errors".into(),
