@@ -32,7 +32,7 @@ use crate::{
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 
 /// Starting makes files and replays none.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 
 /// For one answer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -34,7 +34,7 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// For an alert to fire or to clear: windows of ten seconds, buckets that refill in as much, on a machine
 /// that may be busy.
-const ALERT: Duration = Duration::from_secs(60);
+const ALERT: Duration = Duration::from_mins(1);
 
 const RULES: &str = include_str!("../../deploy/prometheus/limiter.rules.yml");
 const RULE_TESTS: &str = include_str!("../../deploy/prometheus/limiter.rules.test.yml");

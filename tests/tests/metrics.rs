@@ -10,7 +10,7 @@ use std::{
         fs::{FileTypeExt as _, MetadataExt as _},
         net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     thread,
     time::{Duration, Instant},
