@@ -12,7 +12,7 @@ use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
 use crate::events::{By, Of, Span};
 use crate::lease::{LeaseArgs, LeasesArgs, RevokeArgs};
-use crate::{capture, check, client, doctor, lease, measure, run, top};
+use crate::{capture, check, client, doctor, lease, limits, measure, run, top};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -43,6 +43,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// Show what the running agent does
     Status(ClientArgs),
+    /// Print the limits, as a table or as a page for those who are limited
+    Limits(LimitsArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
     /// Show who, or what, the running agent drops most, or would drop, as it changes
@@ -249,6 +251,29 @@ pub struct ClientArgs {
     pub pins: PathBuf,
 }
 
+/// Arguments of `limiter-agent limits`.
+#[derive(Clone, Debug, Args)]
+pub struct LimitsArgs {
+    /// Write a page for those who are limited (Markdown), without what is nobody else's business
+    #[arg(long)]
+    pub public: bool,
+    /// The page in HTML
+    #[arg(long, requires = "public", conflicts_with = "json")]
+    pub html: bool,
+    /// Whom to ask for more, on the page: an address or a URL
+    #[arg(long, value_name = "TEXT", requires = "public")]
+    pub contact: Option<String>,
+    /// The limits of this file, instead of the running agent's
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The running agent's Unix socket
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, conflicts_with = "config")]
+    pub control_socket: PathBuf,
+}
+
 /// Arguments of `limiter-agent capture`.
 #[derive(Clone, Debug, Args)]
 pub struct CaptureArgs {
@@ -355,6 +380,7 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
+            Command::Limits(args) => limits::limits(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Top(args) => top::top(&args),
             Command::Events(args) => top::events(&args),

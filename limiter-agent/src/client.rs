@@ -17,6 +17,7 @@ use crate::api::{Detached, Problem};
 use crate::cli::{ClientArgs, Failure};
 use crate::datapath;
 use crate::host;
+use crate::limits::Limits;
 use crate::status::{Reload, Status};
 use crate::unattended::Unattended;
 
@@ -42,6 +43,15 @@ pub fn status(args: &ClientArgs) -> Result<(), Failure> {
     }
     let status: Status = answer.read()?;
     if args.json { print_json(&status) } else { print(&status.to_string()) }
+}
+
+/// The limits that the agent on this socket has in force.
+///
+/// # Errors
+/// [`Failure::Machine`] if no agent answers.
+pub(crate) fn limits(socket: &Path) -> Result<Limits, Failure> {
+    let answer = ask(socket, Method::GET, "/v1/limits", Bytes::new())?;
+    if answer.code == StatusCode::OK { answer.read() } else { Err(answer.refusal()) }
 }
 
 /// `limiter-agent reload`.

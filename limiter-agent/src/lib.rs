@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod events;
 pub mod host;
 pub mod lease;
+pub mod limits;
 pub mod measure;
 pub mod memory;
 pub mod plan;

@@ -216,6 +216,24 @@ impl Agent {
             .with_context(|| format!("limiter-agent {arguments:?}"))
     }
 
+    /// Starts `limiter-agent` with `arguments` against this agent's control socket, and does not wait. What it
+    /// prints is lost.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn client(&self, arguments: &[&str]) -> Result<Child> {
+        self.netns
+            .command(binary()?)
+            .args(arguments)
+            .arg("--control-socket")
+            .arg(self.directory.path().join("control.sock"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("limiter-agent {arguments:?}"))
+    }
+
     /// Puts another configuration in force by `limiter-agent reload`.
     ///
     /// # Errors

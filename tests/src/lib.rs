@@ -10,4 +10,6 @@ pub mod generator;
 pub mod model;
 pub mod netns;
 pub mod process;
+pub mod prometheus;
+pub mod scrape;
 pub mod vm;

@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_mins(10);
 
 const CONFIGURATION: &str = "etc/limiter/limiter.toml";
 const UNIT: &str = "lib/systemd/system/limiter.service";
+const RULES: &str = "usr/share/limiter/prometheus/limiter.rules.yml";
+const DASHBOARD: &str = "usr/share/limiter/grafana/limiter.json";
 /// What `systemctl enable` makes.
 const ENABLED: &str = "etc/systemd/system/multi-user.target.wants/limiter.service";
 
@@ -36,7 +38,7 @@ fn the_package_installs_upgrades_and_leaves_nothing() -> Result<()> {
     let before = root.files()?;
 
     root.dpkg("--install", &old)?;
-    for file in [CONFIGURATION, UNIT, "usr/bin/limiter-agent"] {
+    for file in [CONFIGURATION, UNIT, "usr/bin/limiter-agent", RULES, DASHBOARD] {
         assert!(root.path(file).is_file(), "{file}");
     }
     let checked = root.run("limiter-agent", &["check"])?;

@@ -10,7 +10,7 @@ use std::{
         fs::{FileTypeExt as _, MetadataExt as _},
         net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -22,7 +22,7 @@ use limiter_tests::{
     frames,
     generator::{Flood, Generator},
     netns::{Interface, Netns, VethOptions, veth},
-    process,
+    process, prometheus,
 };
 use serde_json::Value;
 
@@ -91,19 +91,9 @@ fn packets(metrics: &Metrics, class: &str) -> f64 {
     metrics.sum("limiter_packets_total", &[("class", class)])
 }
 
-fn promtool() -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools");
-    std::env::split_paths(&path)
-        .chain([tools])
-        .map(|directory| directory.join("promtool"))
-        .find(|candidate| candidate.is_file())
-        .context("there is no promtool; run `cargo xtask setup`")
-}
-
 #[test]
 fn promtool_finds_nothing_to_criticise() -> Result<()> {
-    let promtool = promtool()?;
+    let promtool = prometheus::tool("promtool")?;
     let edge = Edge::new()?;
     let agent = Agent::start(&edge.near.netns, &with_classes([1]))?;
     edge.send(&[(1001, 10), (9, 5)])?;

@@ -31,6 +31,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("building …");
     let mut build = shell::cargo();
     build.args(["build", "--release", "-p", "limiter-tests", "--bin", "bench"]);
+    build.args(["-p", "limiter-agent", "--bin", "limiter-agent"]);
     shell::run(&mut build)?;
 
     let mut program = Command::new(shell::target_dir()?.join("release/bench"));

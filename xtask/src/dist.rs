@@ -100,6 +100,15 @@ impl Stage {
             "usr/share/doc/limiter/copyright",
             0o644,
         )?;
+        for shared in [
+            "deploy/prometheus/limiter.rules.yml",
+            "deploy/prometheus/limiter.rules.test.yml",
+            "deploy/grafana/limiter.json",
+        ] {
+            let below = shared.strip_prefix("deploy/").unwrap_or(shared);
+            self.copy(&source.join(shared), &format!("usr/share/limiter/{below}"), 0o644)?;
+        }
+        self.copy(&source.join("docs/runbook.md"), "usr/share/doc/limiter/runbook.md", 0o644)?;
         let changes = changelog(&options.version, time)?;
         self.compressed("usr/share/doc/limiter/changelog.gz", &changes)?;
 

@@ -71,7 +71,7 @@ pub(crate) fn everything() -> Result<()> {
     setup.packages(PACKING_TOOLS)?;
     debian()?;
     setup.qemu()?;
-    setup.promtool()?;
+    setup.prometheus()?;
     setup.kernels()
 }
 
@@ -193,19 +193,23 @@ impl Setup {
         Ok(())
     }
 
-    /// `promtool`, taken out of its package: installing that would bring a daemon and start it.
-    fn promtool(&self) -> Result<()> {
-        let tool = tools_dir().join("promtool");
-        if let Some(found) = find_program("promtool").or(tool.is_file().then(|| tool.clone())) {
-            done("promtool", found.display());
+    /// `prometheus` and `promtool`, taken out of their package: installing that would start a daemon.
+    fn prometheus(&self) -> Result<()> {
+        const TOOLS: [&str; 2] = ["prometheus", "promtool"];
+        let is_there =
+            |tool: &&str| find_program(tool).is_some() || tools_dir().join(tool).is_file();
+        if TOOLS.iter().all(is_there) {
+            done("prometheus", "it and promtool are there");
             return Ok(());
         }
-        let unpacked = self.unpack(&["prometheus"], &tools_dir().join("prometheus"))?;
-        fs::copy(unpacked.join("usr/bin/promtool"), &tool)
-            .context("the prometheus package has no promtool")?;
-        fs::remove_dir_all(&unpacked).context("cannot remove the unpacked prometheus package")?;
-        done("promtool", format_args!("taken from the prometheus package: {}", tool.display()));
-        Ok(())
+        let unpacked = self.unpack(&["prometheus"], &tools_dir().join("package"))?;
+        for tool in TOOLS {
+            let there = tools_dir().join(tool);
+            fs::copy(unpacked.join("usr/bin").join(tool), &there)
+                .with_context(|| format!("the prometheus package has no {tool}"))?;
+            done(tool, format_args!("taken from its package: {}", there.display()));
+        }
+        fs::remove_dir_all(&unpacked).context("cannot remove the unpacked prometheus package")
     }
 
     /// The emulator that the VMs run on, unpacked with what it needs: installing it would remove the

@@ -41,6 +41,7 @@ use ledger::Ledger;
 use measure::Watch;
 use overrides::Overrides;
 pub use overrides::{Asked, Order};
+pub(crate) use report::mode as class_mode;
 pub(crate) use upkeep::Complaint;
 
 /// How much later than the agent the datapath goes back to what was confirmed, if there is no agent to do

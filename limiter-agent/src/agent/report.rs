@@ -13,14 +13,15 @@ use super::Agent;
 use crate::config::{self, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind, Samples};
 use crate::events::{Events, Query, Top};
-use crate::host;
+use crate::host::{self, Link};
+use crate::limits::Limits;
 use crate::memory::map_memory;
 use crate::plan::Names;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, OwnFlows,
     Pending, Reserve, Status, Table, Total, utc,
 };
-use crate::telemetry::{InterfaceInfo, Snapshot};
+use crate::telemetry::{Attachment, InterfaceInfo, Snapshot};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -54,7 +55,8 @@ impl Agent {
                     driver: it.driver.clone(),
                 })
                 .collect(),
-            // The driver may take its time, so it is asked without the agent's lock.
+            // The host is asked without the agent's lock, and the driver may take its time.
+            attachments: Vec::new(),
             discards: Vec::new(),
             samples: self.datapath.sample_count()?,
             events: self.datapath.event_count()?,
@@ -72,6 +74,23 @@ impl Agent {
             version: VERSION,
             abi: ABI_VERSION,
         })
+    }
+
+    /// Whether the program is on each interface that is to be guarded, seen on the host's present `links`.
+    #[must_use]
+    pub fn attachments(&self, links: &[Link]) -> Vec<Attachment> {
+        let attached = self.attached.values().map(|it| Attachment {
+            interface: it.name.clone(),
+            xdp: it.asked.as_str(),
+            holds: it.problem(links).is_none(),
+        });
+        let is_listed = |name: &String| self.attached.values().any(|it| it.name == *name);
+        let gone = self.plan.gone.iter().filter(|name| !is_listed(name)).map(|name| {
+            let entry = self.config.interfaces.iter().find(|it| it.name.matches(name));
+            let xdp = entry.map_or("native", |it| it.xdp.as_str());
+            Attachment { interface: name.clone(), xdp, holds: false }
+        });
+        attached.chain(gone).collect()
     }
 
     /// What `/v1/status` says, with the [`problems`](Self::problems) on this host.
@@ -152,6 +171,12 @@ impl Agent {
         of_file.chain(by_command).collect()
     }
 
+    /// What `/v1/limits` says.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits::of(&self.config)
+    }
+
     /// The numbers of classes and interfaces.
     #[must_use]
     pub fn names(&self) -> &Names {
@@ -201,7 +226,7 @@ impl Agent {
     }
 
     fn sources(&self) -> Vec<(&'static str, &'static str, u64)> {
-        let tracked = self.datapath.tracked(host::monotonic());
+        let tracked = self.datapath.estimate(host::monotonic());
         let rows = tracked.map(|(family, tracked)| {
             [("proven", tracked.proven), ("seen", tracked.unproven)]
                 .map(|(standing, value)| (family.label(), standing, value))
@@ -263,7 +288,7 @@ pub(super) fn failure_policies(config: &Config) -> [(&'static str, &'static str)
 
 /// The mode that a class is in: its own, the global one where it has none, and no other than bypass
 /// when that is the global one (as [`plan`](crate::plan::plan) has it).
-pub(super) fn mode(config: &Config, class: &config::Class) -> Mode {
+pub(crate) fn mode(config: &Config, class: &config::Class) -> Mode {
     match config.mode {
         Mode::Bypass => Mode::Bypass,
         Mode::Observe | Mode::Enforce => class.mode.unwrap_or(config.mode),

@@ -23,6 +23,7 @@ use tokio::sync::Mutex;
 use crate::agent::Agent;
 use crate::host::{self, Discards, Link, LinksError};
 use crate::lease;
+use crate::limits::Limits;
 
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
@@ -73,6 +74,7 @@ pub fn readable(agent: Shared) -> Router {
         .route("/v1/status", get(status))
         .merge(events::routes())
         .merge(measure::readable())
+        .route("/v1/limits", get(limits))
         .with_state(agent)
 }
 
@@ -93,8 +95,14 @@ async fn metrics(
     State(agent): State<Shared>,
     Extension(discards): Extension<Arc<Discards>>,
 ) -> Response {
-    let mut snapshot = agent.lock().await.snapshot();
+    let links = host::links().await;
+    let (mut snapshot, attachments) = {
+        let agent = agent.lock().await;
+        (agent.snapshot(), links.map(|links| agent.attachments(&links)))
+    };
     if let Ok(snapshot) = &mut snapshot {
+        // Where the host does not answer, nothing is said of it.
+        snapshot.attachments = attachments.unwrap_or_default();
         let names: Vec<_> = snapshot.interfaces.iter().map(|it| it.interface.clone()).collect();
         snapshot.discards = discards.read(&names).await;
     }
@@ -129,6 +137,10 @@ async fn status(State(agent): State<Shared>) -> Response {
             vec![error.to_string()],
         ),
     }
+}
+
+async fn limits(State(agent): State<Shared>) -> Json<Limits> {
+    Json(agent.lock().await.limits())
 }
 
 fn problems(agent: &Agent, links: Result<Vec<Link>, LinksError>) -> Vec<String> {

@@ -121,6 +121,18 @@ pub enum Xdp {
     Auto,
 }
 
+impl Xdp {
+    /// As it is written in the file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 /// The name of an interface, or a glob: `*` stands for any characters, `?` for one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern(String);

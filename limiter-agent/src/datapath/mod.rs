@@ -5,6 +5,7 @@
 
 mod banks;
 mod clock;
+mod counters;
 mod error;
 mod events;
 mod flows;
@@ -20,22 +21,21 @@ mod unattended;
 mod watched;
 
 use std::{
-    borrow::Borrow,
     collections::HashSet,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use aya::{
     Ebpf,
-    maps::{HashMap, MapData, PerCpuArray},
+    maps::{HashMap, Map, PerCpuArray},
     programs::{Xdp, links::FdLink},
 };
 use limiter_common::{
     Family, Outcome,
     abi::{
-        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, CounterCell, CounterShape,
-        HANDSHAKES, Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM,
-        SampleCount, Shape, Slot, SourceAddress, map,
+        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, HANDSHAKES, Identity,
+        MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, SampleCount, Shape, Slot,
+        SourceAddress, map,
     },
     bucket,
     decide::reach,
@@ -62,7 +62,7 @@ pub use self::{
     link::{Attachment, LinkKind, foreign_program},
     pins::{DEFAULT_PINS, LeftMaps, Pins, PinsError},
     samples::{Samples, Watch},
-    shared::{Snapshot, Tracked},
+    shared::{SAMPLED_LINES, Snapshot, Tracked},
     unattended::{KnownRemains, Remains, detach, remains, set_mode},
     watched::WatchedMaps,
 };
@@ -443,7 +443,17 @@ impl Datapath {
     /// How many buckets are in use at `now`, of IPv4 and IPv6. Reads the whole table.
     #[must_use]
     pub fn tracked(&self, now: Nanos) -> [(Family, Tracked); 2] {
-        let [v4, v6] = self.shared.tracked(Tick::from(now));
+        let [v4, v6] = self.shared.tracked(Tick::from(now), u32::MAX);
+        [(Family::Ipv4, v4), (Family::Ipv6, v6)]
+    }
+
+    /// The same from at most [`SAMPLED_LINES`] lines of each family, spread over its table, and so at the
+    /// same cost whatever its size: exact up to that size. Beyond it the standard error is at most
+    /// 4/1000 of the capacity, since a keyed hash says which line a source is in: a line has two slots for
+    /// each source of the capacity that falls to it, and however they fill, with 65,536 lines that is it.
+    #[must_use]
+    pub fn estimate(&self, now: Nanos) -> [(Family, Tracked); 2] {
+        let [v4, v6] = self.shared.tracked(Tick::from(now), SAMPLED_LINES);
         [(Family::Ipv4, v4), (Family::Ipv6, v6)]
     }
 
@@ -486,7 +496,10 @@ impl Datapath {
     /// # Errors
     /// [`DatapathError::Map`] when the map cannot be read.
     pub fn counters(&self) -> Result<Vec<(Outcome, Count)>, DatapathError> {
-        sum(&self.per_cpu(map::COUNTERS)?, self.sizes.counters)
+        match self.ebpf.map(map::COUNTERS) {
+            Some(Map::PerCpuArray(cells)) => counters::sum(cells, self.sizes.counters),
+            Some(_) | None => Err(DatapathError::MissingMap(map::COUNTERS)),
+        }
     }
 
     /// How many buckets have been made since the start, IPv4 and IPv6.
@@ -578,25 +591,6 @@ impl Datapath {
         let map = self.ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
         PerCpuArray::try_from(map).map_err(|error| DatapathError::map(name, error))
     }
-}
-
-/// All counters that are not zero, summed over the CPUs.
-fn sum<T: Borrow<MapData>>(
-    cells: &PerCpuArray<T, CounterCell>,
-    shape: CounterShape,
-) -> Result<Vec<(Outcome, Count)>, DatapathError> {
-    let mut counters = Vec::new();
-    for cell in 0..shape.cells() {
-        let values = cells.get(&cell, 0).map_err(|e| DatapathError::map(map::COUNTERS, e))?;
-        let count = values.iter().fold(Count::default(), |sum, CounterCell { count, .. }| Count {
-            packets: sum.packets + count.packets,
-            bytes: sum.bytes + count.bytes,
-        });
-        if let Some(outcome) = shape.outcome(cell).filter(|_| count.packets != 0) {
-            counters.push((outcome, count));
-        }
-    }
-    Ok(counters)
 }
 
 /// The addresses that the map of own ones holds.

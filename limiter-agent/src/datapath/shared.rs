@@ -35,6 +35,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{DatapathError, banks::Place};
 
+/// Lines of each table that an estimate reads.
+pub const SAMPLED_LINES: u32 = 1 << 16;
+
 /// How many buckets of a table are in use, that is, not full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tracked {
@@ -158,16 +161,21 @@ impl SharedMaps {
         }
     }
 
-    /// Buckets in use at `now`, of IPv4 and IPv6.
-    pub(super) fn tracked(&self, now: Tick) -> [Tracked; 2] {
+    /// Buckets in use at `now`, of IPv4 and IPv6, as at most so many `lines` of each table have them.
+    pub(super) fn tracked(&self, now: Tick, lines: u32) -> [Tracked; 2] {
         let mut tracked = [Tracked::default(); 2];
-        self.slots(|family, meta, tat, _| {
+        let portions = [Portion::of(self.v4.count, lines), Portion::of(self.v6.count, lines)];
+        self.slots_of(portions, |family, meta, tat, _| {
             let meta = Meta(meta.load(Relaxed));
             if meta.class().is_some() && is_ahead(Tick(tat.load(Relaxed)), now) {
                 let tracked = &mut tracked[family as usize];
                 if meta.is_proven() { tracked.proven += 1 } else { tracked.unproven += 1 }
             }
         });
+        for (tracked, portion) in zip(&mut tracked, portions) {
+            tracked.proven = portion.scaled(tracked.proven);
+            tracked.unproven = portion.scaled(tracked.unproven);
+        }
         tracked
     }
 
@@ -207,8 +215,17 @@ impl SharedMaps {
 
     /// Shows each slot of both tables: its meta, the theoretical arrival time of its packets, and the bits
     /// of its source.
-    fn slots(&self, mut show: impl FnMut(Family, &AtomicU32, &AtomicU64, u64)) {
-        for line in self.v4.values() {
+    fn slots(&self, show: impl FnMut(Family, &AtomicU32, &AtomicU64, u64)) {
+        self.slots_of([self.v4.count, self.v6.count].map(|count| Portion::of(count, count)), show);
+    }
+
+    /// The same of a portion of each table's lines.
+    fn slots_of(
+        &self,
+        [v4, v6]: [Portion; 2],
+        mut show: impl FnMut(Family, &AtomicU32, &AtomicU64, u64),
+    ) {
+        for line in v4.lines().map(|line| self.v4.value(line)) {
             for slot in 0..V4_SLOTS {
                 // SAFETY: words of the mapping, aligned and touched by atomic operations only.
                 unsafe {
@@ -219,7 +236,7 @@ impl SharedMaps {
                 }
             }
         }
-        for line in self.v6.values() {
+        for line in v6.lines().map(|line| self.v6.value(line)) {
             for slot in 0..V6_SLOTS {
                 // SAFETY: as above.
                 unsafe {
@@ -230,6 +247,39 @@ impl SharedMaps {
                 }
             }
         }
+    }
+}
+
+/// Lines of a table: runs of neighbours, as memory is read best, spread over it.
+#[derive(Clone, Copy)]
+struct Portion {
+    count: u32,
+    runs: u32,
+    length: u32,
+}
+
+impl Portion {
+    /// A page's worth of lines.
+    const RUN: u32 = 64;
+
+    /// All `count` lines, or `most` of them.
+    fn of(count: u32, most: u32) -> Self {
+        if count <= most {
+            return Self { count, runs: 1, length: count };
+        }
+        Self { count, runs: most.div_ceil(Self::RUN), length: Self::RUN }
+    }
+
+    fn lines(self) -> impl Iterator<Item = u32> {
+        let start = move |run| u64::from(run) * u64::from(self.count) / u64::from(self.runs);
+        let starts = (0..self.runs).map(move |run| u32::try_from(start(run)).unwrap_or(u32::MAX));
+        starts.flat_map(move |start| start..start.saturating_add(self.length).min(self.count))
+    }
+
+    /// What `found` in the portion is in all of the table.
+    fn scaled(self, found: u64) -> u64 {
+        let lines = u64::from(self.runs) * u64::from(self.length);
+        found.saturating_mul(self.count.into()) / lines.max(1)
     }
 }
 
@@ -320,14 +370,30 @@ impl<V: aya::Pod> Mapping<V> {
         Ok(Self { memory, count, value: PhantomData })
     }
 
-    fn values(&self) -> impl Iterator<Item = *mut V> {
-        (0..self.count).map(|index| self.value(index))
-    }
-
     /// The value at `index`, which must be below the count.
     pub(super) fn value(&self, index: u32) -> *mut V {
         assert!(index < self.count, "{index} of {}", self.count);
         // SAFETY: within the mapping, as just checked.
         unsafe { self.memory.as_mut_ptr().cast::<V>().add(index as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_portion_has_so_many_lines_spread_over_the_table_and_none_twice() {
+        for (count, most) in [(1_000_003, 1 << 16), (1 << 23, 1 << 16), (65_537, 65_536), (8, 100)]
+        {
+            let lines: Vec<_> = Portion::of(count, most).lines().collect();
+            assert_eq!(lines.len(), count.min(most) as usize);
+            assert!(lines.is_sorted_by(|a, b| a < b) && lines.iter().all(|line| *line < count));
+            // Whatever part of the table is looked at, as many of the portion are in it as of the table.
+            let lower = lines.iter().filter(|line| **line < count / 2).count();
+            assert!(lower.abs_diff(lines.len() / 2) <= 64, "{lower} of {}", lines.len());
+        }
+        assert_eq!(Portion::of(1 << 20, 1 << 16).scaled(3), 48);
+        assert_eq!(Portion::of(8, 100).scaled(3), 3);
     }
 }

@@ -2,18 +2,17 @@
 
 use std::path::Path;
 
-use aya::maps::{MapData, PerCpuArray};
+use aya::maps::MapData;
 use limiter_common::{
     Outcome,
-    abi::{Bank, Count, CounterCell, Head, Mode, Settings, map},
+    abi::{Bank, Count, Head, Mode, Settings, map},
     time::Nanos,
 };
 
 use super::{
-    DatapathError, Pins, PinsError,
+    DatapathError, Pins, PinsError, counters,
     head::effective,
     pins::{self, LeftMaps},
-    sum,
 };
 use crate::{host, plan::Names};
 
@@ -55,11 +54,8 @@ pub fn remains(directory: &Path) -> Result<Option<Remains>, DatapathError> {
     let is_open = head.until.0 != u64::MAX && effective(&head, host::monotonic()) == head.active;
     let until = is_open.then_some(head.until);
     let failed = |error| DatapathError::map(map::COUNTERS, error);
-    let counters = MapData::from_pin(directory.join(map::COUNTERS))
-        .and_then(aya::maps::Map::from_map_data)
-        .map_err(failed)?;
-    let counters: PerCpuArray<MapData, CounterCell> = counters.try_into().map_err(failed)?;
-    let counters = sum(&counters, sizes.counters)?;
+    let counters = MapData::from_pin(directory.join(map::COUNTERS)).map_err(failed)?;
+    let counters = counters::sum(&counters, sizes.counters)?;
     Ok(Some(Remains {
         interfaces,
         abi,

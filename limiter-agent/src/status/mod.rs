@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Budget, Config};
-pub(crate) use text::{bytes, reserves};
+pub(crate) use text::{Grid, bytes, grouped, limit, reserves};
 
 /// What the running agent does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

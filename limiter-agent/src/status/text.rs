@@ -116,7 +116,8 @@ fn classes(out: &mut fmt::Formatter<'_>, classes: &[Class]) -> fmt::Result {
     grid.write(out)
 }
 
-fn limit(limit: Option<Limit>) -> (String, String) {
+/// Rate and burst, or a dash for each.
+pub(crate) fn limit(limit: Option<Limit>) -> (String, String) {
     match limit {
         Some(Limit { per_second, burst }) => (rate(per_second), grouped(burst)),
         None => ("-".to_owned(), "-".to_owned()),
@@ -179,7 +180,7 @@ fn words(label: &str) -> String {
 }
 
 /// With a separator every three digits.
-fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -201,22 +202,22 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// Columns as wide as their widest cell. A heading that ends in `>` aligns to the right.
-struct Grid<const N: usize> {
+pub(crate) struct Grid<const N: usize> {
     headings: [&'static str; N],
     rows: Vec<[String; N]>,
 }
 
 impl<const N: usize> Grid<N> {
-    fn new(headings: &[&'static str; N]) -> Self {
+    pub(crate) fn new(headings: &[&'static str; N]) -> Self {
         Self { headings: *headings, rows: Vec::new() }
     }
 
-    fn row(&mut self, cells: [&str; N]) {
+    pub(crate) fn row(&mut self, cells: [&str; N]) {
         self.rows.push(cells.map(str::to_owned));
     }
 
     /// Nothing if there are no rows.
-    fn write(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub(crate) fn write(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.rows.is_empty() {
             return Ok(());
         }

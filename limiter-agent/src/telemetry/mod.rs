@@ -36,6 +36,8 @@ pub struct Snapshot {
     pub created: Vec<(&'static str, u64)>,
     /// The guarded interfaces.
     pub interfaces: Vec<InterfaceInfo>,
+    /// Whether the program is on them, as the host says.
+    pub attachments: Vec<Attachment>,
     /// What their NICs discarded before the program saw it.
     pub discards: Vec<Discard>,
     /// Samples of dropped packets: written, and lost for want of room.
@@ -96,6 +98,17 @@ pub struct InterfaceInfo {
     pub mode: &'static str,
     /// Its driver; empty if it does not say.
     pub driver: String,
+}
+
+/// Whether the program is on an interface that is to be guarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Its name.
+    pub interface: String,
+    /// How the configuration asks for it.
+    pub xdp: &'static str,
+    /// Whether the host has the interface, with our program on it.
+    pub holds: bool,
 }
 
 /// The modes, for `limiter_mode`.
@@ -194,6 +207,13 @@ impl Snapshot {
                 ("driver", driver.clone()),
             ];
             info.sample(&labels, 1.0);
+        }
+        let help = "Whether the program is on the interface, as the kernel says; xdp is the mode that the \
+                    configuration asks for.";
+        let mut attached = out.family("limiter_interface_attached", help, Kind::Gauge);
+        for Attachment { interface, xdp, holds } in &self.attachments {
+            let labels = [("interface", interface.clone()), ("xdp", (*xdp).to_owned())];
+            attached.sample(&labels, flag(*holds));
         }
         let help = "Frames that the NIC or its host discarded before the program saw them, by the name \
                     of the driver's counter; some count the same frame.";
@@ -297,6 +317,7 @@ mod tests {
                 mode: "generic",
                 driver: "veth".into(),
             }],
+            attachments: vec![Attachment { interface: "eth0".into(), xdp: "auto", holds: true }],
             discards: vec![Discard {
                 interface: "eth0".into(),
                 counter: "rx_missed_errors".into(),

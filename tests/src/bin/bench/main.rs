@@ -10,6 +10,7 @@ mod own;
 mod peers;
 mod report;
 mod runner;
+mod scrape;
 mod stage;
 mod table;
 
@@ -45,7 +46,7 @@ struct Args {
     /// Also write all figures to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Only this part: cost, own, floods, limit, memory, growth
+    /// Only this part: cost, own, floods, limit, memory, growth, scrape
     #[arg(long, value_name = "PART")]
     only: Option<String>,
 }
@@ -136,6 +137,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if wants("limit") {
         limit::measure(&effort, &mut report)?;
+    }
+    if wants("scrape") {
+        scrape::measure(&effort, &mut report)?;
     }
     if let Some(disturbance) = runner.disturbance() {
         println!("\nWarning: {disturbance}");
