@@ -20,8 +20,8 @@ use aya::{
 use limiter_common::{
     Family,
     abi::{
-        AddressFamily, Budget, BudgetCell, ClassId, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6,
-        PolicyId, PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
+        AddressFamily, Budget, BudgetCell, ClassId, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4,
+        LineV6, PolicyId, PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
     },
     flows::{Flow, port_place},
     hash::HashKey,
