@@ -41,6 +41,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// Show what the running agent does
     Status(ClientArgs),
+    /// Show what is known of a source: its policy and why, its standing, its buckets
+    Inspect(InspectArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
     /// Make the running agent read its configuration again
@@ -174,6 +176,16 @@ pub struct UnblockArgs {
     pub client: ClientArgs,
 }
 
+/// Arguments of `limiter-agent inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// The address
+    #[arg(value_name = "ADDR")]
+    pub address: std::net::IpAddr,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
 /// A mode as the command line spells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModeArg {
@@ -284,6 +296,7 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
+            Command::Inspect(args) => client::inspect(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Reload(args) => client::reload(&args),
             Command::Apply(args) => client::apply(&args),
