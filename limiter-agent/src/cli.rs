@@ -45,6 +45,8 @@ enum Command {
     Status(ClientArgs),
     /// Print the limits, as a table or as a page for those who are limited
     Limits(LimitsArgs),
+    /// Show what is known of a source: its policy and why, its standing, its buckets
+    Inspect(InspectArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
     /// Show who, or what, the running agent drops most, or would drop, as it changes
@@ -186,6 +188,16 @@ pub struct UnblockArgs {
     /// The network as it was blocked
     #[arg(value_name = "CIDR")]
     pub cidr: String,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `limiter-agent inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// The address
+    #[arg(value_name = "ADDR")]
+    pub address: std::net::IpAddr,
     #[command(flatten)]
     pub client: ClientArgs,
 }
@@ -381,6 +393,7 @@ impl Cli {
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
             Command::Limits(args) => limits::limits(&args),
+            Command::Inspect(args) => client::inspect(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Top(args) => top::top(&args),
             Command::Events(args) => top::events(&args),

@@ -1,6 +1,7 @@
 //! The commands that ask the running agent over its control socket.
 
 mod commands;
+mod inspect;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
@@ -23,6 +24,7 @@ use crate::unattended::Unattended;
 
 pub(crate) use commands::command;
 pub use commands::{apply, block, confirm, mode, unblock};
+pub use inspect::inspect;
 
 /// How long the agent may take; a reload waits for the kernel.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -7,6 +7,7 @@ pub mod bpffs;
 pub mod client;
 pub mod frames;
 pub mod generator;
+pub mod http;
 pub mod model;
 pub mod netns;
 pub mod process;

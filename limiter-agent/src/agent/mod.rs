@@ -9,6 +9,7 @@ mod leases;
 mod ledger;
 mod measure;
 mod overrides;
+mod penalties;
 mod report;
 mod standing;
 mod upkeep;
@@ -29,6 +30,7 @@ use crate::host::{self, Link};
 use crate::lease::Leases;
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
+use crate::sources::Sources;
 use crate::state::StateDir;
 use crate::status::{Reload, utc};
 
@@ -40,7 +42,8 @@ use changes::Fixed;
 use ledger::Ledger;
 use measure::Watch;
 use overrides::Overrides;
-pub use overrides::{Asked, Order};
+pub use overrides::{Asked, Done, Order};
+pub use penalties::{Penalty, PenaltyOrder, source_network};
 pub(crate) use report::mode as class_mode;
 pub(crate) use upkeep::Complaint;
 
@@ -78,6 +81,7 @@ pub struct Agent {
     datapath: Datapath,
     events: Arc<Events>,
     leases: Leases,
+    sources: Arc<Sources>,
     ledger: Ledger,
     watch: Watch,
     /// By interface index.
@@ -197,6 +201,8 @@ impl Agent {
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
         let watch = Watch::new(&config, now);
+        let view = overrides.view(&file, &config, &plan);
+        let sources = Arc::new(Sources::new(datapath.inspector(), view));
         let mut agent = Self {
             args,
             started: now,
@@ -217,6 +223,7 @@ impl Agent {
             datapath,
             events,
             leases,
+            sources,
             ledger: Ledger::default(),
             watch,
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
@@ -374,6 +381,7 @@ impl Agent {
         self.config = config;
         self.plan = plan;
         self.measure_on();
+        self.publish();
         Ok(changes)
     }
 

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 
-use super::commands::Body;
+use super::body::Body;
 use super::{LONGEST_BODY, Shared, problem};
 use crate::measure::{Refusal, Request};
 

@@ -23,6 +23,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "lease",
             "metrics",
             "control",
+            "application",
         ],
     ),
     ("interface", &["name", "xdp"]),
@@ -71,7 +72,22 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ),
     ("lease.grant.cap", &["rate", "burst"]),
     ("metrics", &["listen"]),
-    ("control", &["socket"]),
+    ("control", &["socket", "group"]),
+    (
+        "application",
+        &[
+            "socket",
+            "group",
+            "trusted_proxies",
+            "first_penalty",
+            "longest_penalty",
+            "penalty_memory",
+            "penalties",
+            "proofs",
+        ],
+    ),
+    ("application.penalties", &["rate", "burst"]),
+    ("application.proofs", &["rate", "burst"]),
 ];
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection

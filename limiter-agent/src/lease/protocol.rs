@@ -261,6 +261,7 @@ fn refused(refusal: &Refusal) -> Response<Full<Bytes>> {
 
 fn problem(code: StatusCode, detail: &str) -> Response<Full<Bytes>> {
     let body = Problem {
+        code: None,
         kind: "about:blank".to_owned(),
         title: code.canonical_reason().unwrap_or_default().to_owned(),
         status: code.as_u16(),
