@@ -14,6 +14,7 @@ pub mod memory;
 pub mod plan;
 pub mod run;
 pub mod service;
+pub mod sources;
 pub mod state;
 pub mod status;
 pub mod telemetry;

@@ -1,21 +1,20 @@
 //! `limiter-agent run`: start-up in an order that leaves nothing behind when it fails, then
 //! signals until the end.
 
-use std::future::IntoFuture;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{io, thread};
 
-use log::{error, info, warn};
-use tokio::net::TcpListener;
+use log::{info, warn};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Mutex, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use crate::agent::{self, Agent, Complaint};
-use crate::api::{self, ControlSocket};
+use crate::api::{self, Api, ControlSocket, Peer};
 use crate::cli::{Failure, RunArgs};
 use crate::datapath::Head;
 use crate::{host, service};
@@ -62,8 +61,13 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let metrics = listen(config.metrics).await?;
     let address = metrics.local_addr().unwrap_or(config.metrics);
     let control = config.control.clone();
-    let (socket, commands) =
-        ControlSocket::bind(&control).map_err(|error| Failure::Machine(error.to_string()))?;
+    let bind = |path: &Path, group: &Option<String>| {
+        let bound = ControlSocket::bind_for(path, group.as_deref());
+        bound.map_err(|error| Failure::Machine(error.to_string()))
+    };
+    let (socket, commands) = bind(&control, &config.control_group)?;
+    let bridge = &config.application;
+    let application = bridge.socket.as_ref().map(|path| bind(path, &bridge.group)).transpose()?;
 
     let agent = Agent::start(args, beginning).await?;
     // This thread has loaded and attached; the others were made without.
@@ -73,17 +77,21 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let upkeep = tokio::spawn(upkeep(Arc::clone(&agent)));
     let watchdog = service::watchdog().map(|period| tokio::spawn(watchdog(agent.clone(), period)));
     let (stop, stopped) = watch::channel(());
-    let servers = [
-        spawn(
-            axum::serve(metrics, api::readable(Arc::clone(&agent)))
-                .with_graceful_shutdown(end(stopped.clone())),
-        ),
-        spawn(
-            axum::serve(commands, api::writable(Arc::clone(&agent)))
-                .with_graceful_shutdown(end(stopped)),
-        ),
+    let api = Api::new(Arc::clone(&agent)).await;
+    let nobody = |_: &TcpStream| Peer::default();
+    let mut servers = vec![
+        tokio::spawn(api::serve(metrics, api::readable(&api), nobody, stopped.clone())),
+        tokio::spawn(api::serve(commands, api::writable(&api), Peer::on_control, stopped.clone())),
     ];
-    info!("ready: metrics on http://{address}/metrics, commands on {}", control.display());
+    let mut places =
+        format!("metrics on http://{address}/metrics, commands on {}", control.display());
+    let application = application.map(|(socket, listener)| {
+        let router = api::application(&api);
+        servers.push(tokio::spawn(api::serve(listener, router, Peer::on_application, stopped)));
+        places.push_str(", applications on the socket of [application]");
+        socket
+    });
+    info!("ready: {places}");
 
     service::ready();
 
@@ -109,7 +117,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
         }
     }
     drop(heart);
-    drop(socket);
+    drop((socket, application));
     Ok(())
 }
 
@@ -179,26 +187,6 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
         warn!("metrics on {address} can be read by everybody who reaches that address");
     }
     Ok(listener)
-}
-
-/// Ends when the sender of `stopped` is dropped.
-async fn end(mut stopped: watch::Receiver<()>) {
-    // An error says that the sender is gone, which is the signal.
-    while stopped.changed().await.is_ok() {}
-}
-
-/// Serves until its end, and until open requests are done.
-fn spawn<S>(server: S) -> JoinHandle<()>
-where
-    S: IntoFuture<Output = std::io::Result<()>>,
-    S::IntoFuture: Send + 'static,
-{
-    let server = server.into_future();
-    tokio::spawn(async move {
-        if let Err(error) = server.await {
-            error!("HTTP server: {error}");
-        }
-    })
 }
 
 /// What a signal asks for.

@@ -109,8 +109,10 @@ impl Meta {
         self.0 >> Self::SPACE_SHIFT & 3 == Space::Ipv6 as u32
     }
 
+    /// Whether the slot is that of the source and class of `owner`, if it holds the same bits.
     #[inline(always)]
-    const fn has_owner(self, owner: Self) -> bool {
+    #[must_use]
+    pub const fn has_owner(self, owner: Self) -> bool {
         self.0 & Self::OWNER == owner.0 & Self::OWNER
     }
 

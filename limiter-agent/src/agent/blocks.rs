@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::Blame;
+use super::penalties::{Penalty, PenaltyOrder};
+use super::{Blame, Refused};
 use crate::config::{Block, network};
 use crate::host;
 use crate::status::utc;
@@ -26,6 +27,9 @@ pub(super) struct RuntimeBlock {
     pub(super) reason: Option<String>,
     pub(super) since: SystemTime,
     pub(super) by: String,
+    /// The level, if it is a penalty.
+    #[serde(default)]
+    pub(super) penalty: Option<u32>,
 }
 
 /// All that have not been taken back, by network.
@@ -75,6 +79,12 @@ impl BlockOrder {
     }
 }
 
+impl BlockOrder {
+    pub(super) fn cidr(&self) -> &IpNet {
+        &self.cidr
+    }
+}
+
 impl Blocks {
     /// Blocks a network, or extends its block: the later end holds.
     pub(super) fn add(
@@ -89,8 +99,9 @@ impl Blocks {
         let said = match self.0.get_mut(cidr).filter(|known| known.holds(now)) {
             None => {
                 let (reason, by) = (reason.clone(), by.to_owned());
-                self.0.insert(*cidr, RuntimeBlock { expires, reason, since: now, by });
-                format!("{cidr} is blocked {}", until(expires))
+                let block = RuntimeBlock { expires, reason, since: now, by, penalty: None };
+                self.0.insert(*cidr, block);
+                format!("{cidr} is blocked {}", ends(expires))
             }
             Some(known) => {
                 let later = known.expires.zip(expires).map(|(known, new)| known.max(new));
@@ -101,14 +112,59 @@ impl Blocks {
                     ));
                 }
                 known.expires = later;
+                // Who was penalised is blocked by an operator now.
+                known.penalty = None;
                 if let Some(reason) = reason {
                     known.reason = Some(reason.clone());
                 }
                 let word = if extended { "is extended" } else { "stays" };
-                format!("{cidr} was blocked already; its block {word} {}", until(later))
+                format!("{cidr} was blocked already; its block {word} {}", ends(later))
             }
         };
         (said, warnings)
+    }
+
+    /// Blocks a source for as long as `next` says, unless it is blocked already: a penalty that holds is
+    /// what it is, since what is reported meanwhile was under way before it.
+    pub(super) fn penalise(
+        &mut self,
+        order: &PenaltyOrder,
+        now: SystemTime,
+        by: &str,
+        next: impl FnOnce() -> Result<Penalty, Refused>,
+    ) -> Result<(String, Penalty), Refused> {
+        let net = &order.net;
+        if let Some(known) = self.0.get(net).filter(|known| known.holds(now)) {
+            let (Some(level), Some(until)) = (known.penalty, known.expires) else {
+                return Err((Blame::Request, vec![format!("an operator has blocked {net}")]));
+            };
+            let seconds = until.duration_since(now).unwrap_or_default().as_secs_f64().ceil();
+            let seconds = Duration::from_secs_f64(seconds).as_secs();
+            let said = format!("{net} is penalised already, {}", ends(Some(until)));
+            return Ok((said, Penalty { until, seconds, level }));
+        }
+        let penalty = next()?;
+        let until = whole_second(penalty.until);
+        let block = RuntimeBlock {
+            expires: Some(until),
+            reason: order.reason.clone(),
+            since: now,
+            by: by.to_owned(),
+            penalty: Some(penalty.level),
+        };
+        self.0.insert(*net, block);
+        let said = format!("{net} is penalised {}, level {}", ends(Some(until)), penalty.level);
+        Ok((said, Penalty { until, ..penalty }))
+    }
+
+    /// When the block of exactly this network ends.
+    pub(super) fn end(&self, cidr: &IpNet) -> Option<SystemTime> {
+        self.0.get(cidr)?.expires
+    }
+
+    /// How many penalties hold.
+    pub(super) fn penalties(&self) -> usize {
+        self.0.values().filter(|it| it.penalty.is_some()).count()
     }
 
     /// Takes the block of exactly this network back.
@@ -170,7 +226,7 @@ fn whole_second(time: SystemTime) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn until(expires: Option<SystemTime>) -> String {
+fn ends(expires: Option<SystemTime>) -> String {
     expires.map_or("without an end".to_owned(), |at| format!("until {}", utc(at)))
 }
 

@@ -4,18 +4,25 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::attach::Attached;
-use crate::config::{Class, Config, Exemption, Reserve};
+use crate::config::{Bridge, Class, Config, Exemption, Reserve};
 use crate::plan::Guarded;
 
 /// What only a start puts in force, as it did.
 pub(super) struct Fixed {
     metrics: SocketAddr,
     control: PathBuf,
+    control_group: Option<String>,
+    application: (Option<PathBuf>, Option<String>),
 }
 
 impl Fixed {
     pub(super) fn of(config: &Config) -> Self {
-        Self { metrics: config.metrics, control: config.control.clone() }
+        Self {
+            metrics: config.metrics,
+            control: config.control.clone(),
+            control_group: config.control_group.clone(),
+            application: (config.application.socket.clone(), config.application.group.clone()),
+        }
     }
 
     /// What of `config`, which guards `interfaces`, waits for a restart; said again at each reload
@@ -32,6 +39,13 @@ impl Fixed {
         }
         if self.control != config.control {
             pending.push(restart("[control] socket"));
+        }
+        if self.control_group != config.control_group {
+            pending.push(restart("[control] group"));
+        }
+        let bridge = &config.application;
+        if (&self.application.0, &self.application.1) != (&bridge.socket, &bridge.group) {
+            pending.push(restart("[application] socket or group"));
         }
         for Guarded { name, ifindex, xdp, .. } in interfaces {
             if attached(*ifindex).is_some_and(|attached| attached.asked != *xdp) {
@@ -59,6 +73,11 @@ pub(super) fn between(old: &Config, new: &Config) -> Vec<String> {
     }
     if old.ceilings != new.ceilings {
         changes.push("[aggregate] changed".to_owned());
+    }
+    let terms =
+        |config: &Config| Bridge { socket: None, group: None, ..config.application.clone() };
+    if terms(old) != terms(new) {
+        changes.push("[application] changed".to_owned());
     }
     if old.established != new.established {
         changes.push("[established] changed".to_owned());

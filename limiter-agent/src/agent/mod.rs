@@ -7,11 +7,13 @@ mod blocks;
 mod changes;
 mod ledger;
 mod overrides;
+mod penalties;
 mod report;
 mod standing;
 mod upkeep;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use limiter_common::time::Nanos;
@@ -24,6 +26,7 @@ use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
 use crate::host::{self, Link};
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
+use crate::sources::Sources;
 use crate::state::StateDir;
 use crate::status::{Reload, utc};
 
@@ -34,7 +37,8 @@ pub use blocks::BlockOrder;
 use changes::Fixed;
 use ledger::Ledger;
 use overrides::Overrides;
-pub use overrides::{Asked, Order};
+pub use overrides::{Asked, Done, Order};
+pub use penalties::{Penalty, PenaltyOrder, source_network};
 pub(crate) use upkeep::Complaint;
 
 /// How much later than the agent the datapath goes back to what was confirmed, if there is no agent to do
@@ -69,6 +73,7 @@ pub struct Agent {
     fixed: Fixed,
     plan: Plan,
     datapath: Datapath,
+    sources: Arc<Sources>,
     ledger: Ledger,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
@@ -181,6 +186,8 @@ impl Agent {
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
+        let view = overrides.view(&file, &config, &plan);
+        let sources = Arc::new(Sources::new(datapath.inspector(), view));
         let mut agent = Self {
             args,
             started: now,
@@ -199,6 +206,7 @@ impl Agent {
             fixed,
             plan,
             datapath,
+            sources,
             ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,
@@ -352,6 +360,7 @@ impl Agent {
         self.file = file;
         self.config = config;
         self.plan = plan;
+        self.publish();
         Ok(changes)
     }
 

@@ -1,6 +1,7 @@
 //! What commands said that outranks the file: a mode, and blocks. It holds over reloads and restarts.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use ipnet::IpNet;
@@ -8,9 +9,11 @@ use log::{info, warn};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{BlockOrder, Blocks, RuntimeBlock};
+use super::penalties::{Penalties, Penalty, PenaltyOrder};
 use super::{Agent, Blame, Refused, host_now};
 use crate::config::{Config, Mode};
 use crate::plan;
+use crate::sources::{BlockSeen, Sources, View};
 use crate::state::{StateDir, StateError};
 use crate::status::{Change, utc};
 
@@ -26,6 +29,8 @@ pub enum Order {
     Block(BlockOrder),
     /// To take that back.
     Unblock(IpNet),
+    /// To block a source for a while that an application complains of.
+    Penalise(PenaltyOrder),
 }
 
 /// An order, and who gave it.
@@ -35,6 +40,17 @@ pub struct Asked {
     pub order: Order,
     /// Who, in words.
     pub by: String,
+}
+
+/// What came of an order.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// What changed.
+    pub change: Change,
+    /// When it ends, if it does.
+    pub until: Option<SystemTime>,
+    /// The penalty, if it was about one.
+    pub penalty: Option<Penalty>,
 }
 
 /// A mode that was asked for.
@@ -49,6 +65,8 @@ pub(super) struct ModeOverride {
 pub(super) struct Overrides {
     pub(super) mode: Option<ModeOverride>,
     pub(super) blocks: Blocks,
+    /// Not kept over a restart, as the blocks are that they have become.
+    penalties: Penalties,
 }
 
 /// The same in the state directory.
@@ -78,7 +96,7 @@ impl Overrides {
         });
         let mut blocks = Blocks::restored(blocks);
         blocks.prune(SystemTime::now());
-        Self { mode, blocks }
+        Self { mode, blocks, penalties: Penalties::default() }
     }
 
     fn keep(&self, state: &StateDir) -> Result<(), StateError> {
@@ -103,6 +121,25 @@ impl Overrides {
         config
     }
 
+    /// What of `config`, which is in force as `plan`, is about sources.
+    pub(super) fn view(&self, file: &Config, config: &Config, plan: &plan::Plan) -> View {
+        let of_file = file.blocks.iter().map(|it| BlockSeen {
+            cidr: it.cidr,
+            expires: it.expires,
+            reason: it.reason.clone(),
+            by: None,
+            penalty: None,
+        });
+        let by_command = self.blocks.iter().map(|(cidr, it)| BlockSeen {
+            cidr: *cidr,
+            expires: it.expires,
+            reason: it.reason.clone(),
+            by: Some(it.by.clone()),
+            penalty: it.penalty,
+        });
+        View::new(config, plan, of_file, by_command)
+    }
+
     /// For the log of a start: nobody should wonder why the file does not hold.
     pub(super) fn announce(&self) {
         if let Some(ModeOverride { mode, since, by }) = &self.mode {
@@ -118,13 +155,56 @@ impl Overrides {
         }
     }
 
-    fn take(&mut self, asked: &Asked, file: &Config, now: SystemTime) -> Result<Change, Refused> {
+    /// `room` is how many penalties may hold at once.
+    fn take(
+        &mut self,
+        asked: &Asked,
+        file: &Config,
+        now: SystemTime,
+        room: usize,
+    ) -> Result<Done, Refused> {
+        let (mut until, mut penalty) = (None, None);
         let (said, warnings) = match &asked.order {
             Order::Mode(mode) => (self.take_mode(*mode, file, now, &asked.by), vec![]),
-            Order::Block(order) => self.blocks.add(order, now, &asked.by),
-            Order::Unblock(cidr) => (self.blocks.remove(cidr)?, still_blocked(file, cidr, now)),
+            Order::Block(order) => {
+                let said = self.blocks.add(order, now, &asked.by);
+                until = self.blocks.end(order.cidr());
+                said
+            }
+            Order::Unblock(cidr) => {
+                self.penalties.pardon(cidr);
+                (self.blocks.remove(cidr)?, still_blocked(file, cidr, now))
+            }
+            Order::Penalise(order) => {
+                let (said, given) = self.penalise(order, file, now, &asked.by, room)?;
+                (until, penalty) = (Some(given.until), Some(given));
+                (said, vec![])
+            }
         };
-        Ok(Change { at: utc(now), changes: vec![said], warnings, confirm_by: None })
+        let change = Change { at: utc(now), changes: vec![said], warnings, confirm_by: None };
+        Ok(Done { change, until, penalty })
+    }
+
+    fn penalise(
+        &mut self,
+        order: &PenaltyOrder,
+        file: &Config,
+        now: SystemTime,
+        by: &str,
+        room: usize,
+    ) -> Result<(String, Penalty), Refused> {
+        let hold = self.blocks.penalties();
+        let penalties = &mut self.penalties;
+        self.blocks.penalise(order, now, by, || {
+            if hold >= room {
+                let full = format!(
+                    "{hold} sources are penalised at once, and the running agent has room for \
+                     {room}; wait for some to end"
+                );
+                return Err((Blame::Machine, vec![full]));
+            }
+            Ok(penalties.next(order, &file.application, now))
+        })
     }
 
     fn take_mode(
@@ -147,11 +227,12 @@ impl Overrides {
 
 impl Agent {
     /// Puts all of the orders in force by one switch, or refuses some. One outcome for each.
-    pub fn change(&mut self, asked: &[Asked]) -> Vec<Result<Change, Refused>> {
+    pub fn change(&mut self, asked: &[Asked]) -> Vec<Result<Done, Refused>> {
         let (before, now) = (self.overrides.clone(), SystemTime::now());
         self.overrides.blocks.prune(now);
+        let room = self.room_for_penalties();
         let mut outcomes: Vec<_> =
-            asked.iter().map(|it| self.overrides.take(it, &self.file, now)).collect();
+            asked.iter().map(|it| self.overrides.take(it, &self.file, now, room)).collect();
         if self.overrides != before {
             if let Err(refused) = self.replan() {
                 self.overrides = before;
@@ -165,21 +246,26 @@ impl Agent {
             }
             if let Err(error) = self.overrides.keep(&self.state) {
                 warn!("{error}");
-                for change in outcomes.iter_mut().flatten() {
-                    change.warnings.push(format!("in force, but {error}"));
+                for done in outcomes.iter_mut().flatten() {
+                    done.change.warnings.push(format!("in force, but {error}"));
                 }
             }
         }
-        for (asked, outcome) in asked.iter().zip(&outcomes) {
-            match outcome {
-                Ok(change) => {
-                    info!("{} (by {})", change.changes.join("; "), asked.by);
-                    change.warnings.iter().for_each(|warning| warn!("{warning}"));
-                }
-                Err((_, errors)) => warn!("refused {}: {}", asked.by, errors.join("; ")),
-            }
+        // Who asks notes what came of it.
+        for done in outcomes.iter().flatten() {
+            done.change.warnings.iter().for_each(|warning| warn!("{warning}"));
         }
         outcomes
+    }
+
+    /// How many penalties may hold at once: they must not take the room that operators need.
+    fn room_for_penalties(&self) -> usize {
+        const OPERATORS: usize = 256;
+        let sizes = self.datapath.sizes();
+        let room = usize::try_from(sizes.prefixes.min(sizes.policies) / 2).unwrap_or(0);
+        let blocks = self.overrides.blocks.iter().count() - self.overrides.blocks.penalties();
+        let file = self.file.prefixes.len() + self.file.exemptions.len() + self.file.blocks.len();
+        room.saturating_sub(file + blocks + OPERATORS).min(plan::PENALTIES)
     }
 
     /// Plans the file anew with what outranks it, for the interfaces that are guarded now: no
@@ -202,7 +288,19 @@ impl Agent {
         self.switch_to(&plan)?;
         self.config = config;
         self.plan = plan;
+        self.publish();
         Ok(())
+    }
+
+    /// Lets those see what is in force who ask about sources.
+    pub(super) fn publish(&self) {
+        self.sources.publish(self.overrides.view(&self.file, &self.config, &self.plan));
+    }
+
+    /// What looks sources up, without the agent.
+    #[must_use]
+    pub fn source_lookup(&self) -> Arc<Sources> {
+        Arc::clone(&self.sources)
     }
 
     fn plan_for(&self, config: &Config) -> Result<plan::Plan, Refused> {

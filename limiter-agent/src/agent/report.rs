@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use limiter_common::Outcome;
-use limiter_common::abi::{ABI_VERSION, ClassId, Count, SampleCount};
-use limiter_common::time::Tick;
+use limiter_common::abi::{ABI_VERSION, Count, SampleCount};
 use tokio::sync::Mutex;
 
 use super::Agent;
@@ -36,7 +35,7 @@ impl Agent {
             packets: self.ledger.rows(&self.datapath.counters()?, &self.plan.names),
             capacities: self.capacities().to_vec(),
             sources: self.sources(),
-            pressures: self.pressures(),
+            pressures: self.sources.pressures(),
             proofs: vec![("handshakes", self.deaf.is_none())],
             own_flows: vec![("tcp", self.deaf.is_none()), ("udp", self.deaf_to_flows.is_none())],
             created: self
@@ -127,7 +126,7 @@ impl Agent {
         })
     }
 
-    /// The file's, and those by command that are not over.
+    /// The file's, and those by command that are not over; penalties, of which there may be many, apart.
     fn blocks(&self) -> Vec<Block> {
         let now = SystemTime::now();
         let of_file = self.file.blocks.iter().map(|it| Block {
@@ -137,7 +136,8 @@ impl Agent {
             reason: it.reason.clone(),
             by: None,
         });
-        let by_command = self.overrides.blocks.iter().filter(|(_, it)| it.holds(now));
+        let by_command = self.overrides.blocks.iter();
+        let by_command = by_command.filter(|(_, it)| it.holds(now) && it.penalty.is_none());
         let by_command = by_command.map(|(cidr, it)| Block {
             cidr: cidr.to_string(),
             expires: it.expires.map(utc),
@@ -181,23 +181,6 @@ impl Agent {
                 .map(|(standing, value)| (family.label(), standing, value))
         });
         rows.concat()
-    }
-
-    /// How much of its shared budgets each class that has any has used up, the most used counts.
-    fn pressures(&self) -> Vec<(String, f64)> {
-        let now = Tick::from(host::monotonic());
-        let mut pressures: BTreeMap<ClassId, f64> = BTreeMap::new();
-        for (class, cell, budget) in self.plan.budgets() {
-            let debt = self.datapath.budget(cell).since(now).max(0).cast_unsigned();
-            #[expect(clippy::cast_precision_loss, reason = "a ratio for people to read")]
-            let share = (debt as f64 / budget.tolerance() as f64).min(1.0);
-            let most = pressures.entry(class).or_default();
-            *most = share.max(*most);
-        }
-        let classes = self.plan.names.classes().map(|(name, id)| (id, name));
-        let labels: BTreeMap<_, _> = classes.chain([(ClassId::NONE, "none")]).collect();
-        let named = |(class, share)| labels.get(&class).map(|name| ((*name).to_owned(), share));
-        pressures.into_iter().filter_map(named).collect()
     }
 
     /// Of the maps as they were made, whatever the file says now.

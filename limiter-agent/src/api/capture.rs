@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
-use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -17,6 +16,7 @@ use limiter_common::{Outcome, Reason};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use super::body::Body as Payload;
 use super::{Shared, problem};
 use crate::agent::Agent;
 use crate::datapath::{DatapathError, Watch};
@@ -98,7 +98,7 @@ impl Default for CaptureRequest {
 /// Streams lines of JSON until the client goes away or the agent stops.
 pub(super) async fn capture(
     State(agent): State<Shared>,
-    Json(request): Json<CaptureRequest>,
+    Payload(request): Payload<CaptureRequest>,
 ) -> Response {
     match Capture::start(agent, &request).await {
         Ok(capture) => {

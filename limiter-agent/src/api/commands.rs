@@ -2,24 +2,22 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex as Lock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use axum::body::Bytes;
-use axum::extract::connect_info::Connected;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use axum::serve::IncomingStream;
 use axum::{Json, Router};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixListener;
+use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{LONGEST_BODY, Shared, problem};
-use crate::agent::{Application, Asked, Blame, BlockOrder, Deadline, Order, Refused};
+use super::audit::{Audit, Written};
+use super::body::{Body, Whole};
+use super::{Api, LONGEST_BODY, Shared, problem};
+use crate::agent::{Application, Asked, Blame, BlockOrder, Deadline, Done, Order, Refused};
 use crate::config::{Mode, network};
 use crate::status::{Change, Reload};
 
@@ -73,47 +71,76 @@ pub struct UnblockRequest {
     pub cidr: String,
 }
 
-/// Who is at the other end of the control socket.
+/// Who is at the other end of a socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
-    uid: Option<u32>,
-    pid: Option<i32>,
+    /// Its user.
+    pub uid: Option<u32>,
+    /// Its group.
+    pub gid: Option<u32>,
+    /// Its process.
+    pub pid: Option<i32>,
+    /// The socket: `control`, `application`, or empty.
+    pub socket: &'static str,
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        let credentials = stream.io().peer_cred().ok();
-        Self { uid: credentials.map(|it| it.uid()), pid: credentials.and_then(|it| it.pid()) }
+impl Peer {
+    /// Who commands the agent.
+    #[must_use]
+    pub fn on_control(stream: &UnixStream) -> Self {
+        Self::of(stream, "control")
+    }
+
+    /// An application.
+    #[must_use]
+    pub fn on_application(stream: &UnixStream) -> Self {
+        Self::of(stream, "application")
+    }
+
+    fn of(stream: &UnixStream, socket: &'static str) -> Self {
+        let credentials = stream.peer_cred().ok();
+        Self {
+            uid: credentials.map(|it| it.uid()),
+            gid: credentials.map(|it| it.gid()),
+            pid: credentials.and_then(|it| it.pid()),
+            socket,
+        }
     }
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.uid, self.pid) {
-            (Some(uid), Some(pid)) => write!(out, "uid {uid}, pid {pid}"),
-            (Some(uid), None) => write!(out, "uid {uid}"),
-            (None, _) => out.write_str("somebody unknown"),
+        match self.uid {
+            Some(uid) => write!(out, "uid {uid}")?,
+            None => out.write_str("somebody unknown")?,
         }
+        if let Some(pid) = self.pid {
+            write!(out, ", pid {pid}")?;
+        }
+        if let Some(gid) = self.gid {
+            write!(out, ", gid {gid}")?;
+        }
+        if self.socket.is_empty() { Ok(()) } else { write!(out, ", {} socket", self.socket) }
     }
 }
 
 /// The agent, and what waits for it.
 #[derive(Clone)]
-struct Commands {
+pub(super) struct Commands {
     agent: Shared,
     waiting: Arc<Lock<Waiting>>,
+    audit: Arc<Audit>,
 }
 
 /// Who waits for the agent is served together: a burst of requests is one switch of settings.
 #[derive(Default)]
 struct Waiting {
-    orders: Vec<(Asked, oneshot::Sender<Result<Change, Refused>>)>,
+    orders: Vec<(Asked, oneshot::Sender<Result<Done, Refused>>)>,
     reloads: Vec<oneshot::Sender<(Reload, Option<Blame>)>>,
 }
 
 /// The routes.
-pub(super) fn routes(agent: Shared) -> Router {
-    let commands = Commands { agent, waiting: Arc::default() };
+pub(super) fn routes(api: &Api) -> Router {
     let apply = post(apply).layer(DefaultBodyLimit::max(LONGEST_CONFIGURATION));
     Router::new()
         .route("/v1/reload", post(reload))
@@ -123,12 +150,21 @@ pub(super) fn routes(agent: Shared) -> Router {
         .route("/v1/unblock", post(unblock))
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .route("/v1/apply", apply)
-        .with_state(commands)
+        .with_state(api.commands.clone())
 }
 
 /// The body says nothing, but a request is acted on only once all of it has come in well.
-async fn reload(State(commands): State<Commands>, _body: Bytes) -> Response {
+async fn reload(
+    State(commands): State<Commands>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    _: Whole,
+) -> Response {
     let Some((reload, blame)) = commands.reload().await else { return lost() };
+    let outcome = match blame {
+        None => Ok(reload.changes.join("; ")),
+        Some(_) => Err(reload.errors.join("; ")),
+    };
+    commands.note(&peer, "reload", "the configuration", None, outcome);
     let Some(blame) = blame else { return Json(reload).into_response() };
     refusal(
         (blame, reload.errors),
@@ -151,7 +187,7 @@ async fn mode(
             return wrong(format!("there is no mode \"{}\"; {cure}", request.mode));
         }
     };
-    commands.order(Order::Mode(mode), peer).await
+    commands.answer("mode", &request.mode, Order::Mode(mode), peer).await
 }
 
 async fn apply(
@@ -163,8 +199,11 @@ async fn apply(
     if confirm.is_some_and(|confirm| confirm.is_zero() || confirm > LONGEST_WAIT) {
         return wrong("a confirmation may take from 1s to 24h".to_owned());
     }
-    let wanted = Application { file, text, confirm };
+    let until = confirm.map(|confirm| SystemTime::now() + confirm);
+    let wanted = Application { file: file.clone(), text, confirm };
     let outcome = commands.agent.lock().await.apply(wanted, &peer.to_string()).await;
+    let said = outcome.as_ref().map(|(change, _)| change.changes.join("; "));
+    commands.note(&peer, "apply", &file, until, said.map_err(|(_, errors)| errors.join("; ")));
     match outcome {
         Ok((change, deadline)) => {
             if let Some(deadline) = deadline {
@@ -183,9 +222,13 @@ async fn apply(
 async fn confirm(
     State(commands): State<Commands>,
     ConnectInfo(peer): ConnectInfo<Peer>,
-    _body: Bytes,
+    _: Whole,
 ) -> Response {
-    answer(commands.agent.lock().await.confirm(&peer.to_string()))
+    let outcome = commands.agent.lock().await.confirm(&peer.to_string());
+    let said = outcome.as_ref().map(|change| change.changes.join("; "));
+    let said = said.map_err(|(_, errors)| errors.join("; "));
+    commands.note(&peer, "confirm", "what was applied", None, said);
+    answer(outcome)
 }
 
 async fn block(
@@ -194,8 +237,11 @@ async fn block(
     Body(BlockRequest { cidr, for_seconds, reason }): Body<BlockRequest>,
 ) -> Response {
     match BlockOrder::new(&cidr, for_seconds.map(Duration::from_secs), reason).await {
-        Ok(order) => commands.order(Order::Block(order), peer).await,
-        Err(error) => wrong(error),
+        Ok(order) => commands.answer("block", &cidr, Order::Block(order), peer).await,
+        Err(error) => {
+            commands.note(&peer, "block", &cidr, None, Err(error.clone()));
+            wrong(error)
+        }
     }
 }
 
@@ -205,18 +251,45 @@ async fn unblock(
     Body(UnblockRequest { cidr }): Body<UnblockRequest>,
 ) -> Response {
     match network(&cidr) {
-        Ok(cidr) => commands.order(Order::Unblock(cidr), peer).await,
+        Ok(net) => commands.answer("unblock", &cidr, Order::Unblock(net), peer).await,
         Err(error) => wrong(error),
     }
 }
 
 impl Commands {
-    async fn order(&self, order: Order, peer: Peer) -> Response {
+    pub(super) fn new(agent: Shared, audit: Arc<Audit>) -> Self {
+        Self { agent, waiting: Arc::default(), audit }
+    }
+
+    /// Gives an order, notes what came of it, and answers.
+    async fn answer(&self, action: &str, subject: &str, order: Order, peer: Peer) -> Response {
+        let Some(outcome) = self.order(order, peer).await else { return lost() };
+        let (until, said) = match &outcome {
+            Ok(done) => (done.until, Ok(done.change.changes.join("; "))),
+            Err((_, errors)) => (None, Err(errors.join("; "))),
+        };
+        self.note(&peer, action, subject, until, said);
+        answer(outcome.map(|done| done.change))
+    }
+
+    /// Gives an order; none if whoever took it is gone.
+    pub(super) async fn order(&self, order: Order, peer: Peer) -> Option<Result<Done, Refused>> {
         let (sender, outcome) = oneshot::channel();
         let asked = Asked { order, by: peer.to_string() };
         self.waiting().orders.push((asked, sender));
         self.serve().await;
-        outcome.await.map_or_else(|_| lost(), answer)
+        outcome.await.ok()
+    }
+
+    fn note(
+        &self,
+        peer: &Peer,
+        action: &str,
+        subject: &str,
+        until: Option<SystemTime>,
+        outcome: Result<String, String>,
+    ) {
+        self.audit.note(peer, Written { action, subject, until, outcome });
     }
 
     async fn reload(&self) -> Option<(Reload, Option<Blame>)> {
@@ -256,20 +329,6 @@ async fn expire(agent: Shared, deadline: Deadline) {
     sleep_until(Instant::max(deadline.at, Instant::now())).await;
     while !agent.lock().await.expire(deadline).await {
         sleep(AGAIN).await;
-    }
-}
-
-/// A JSON body, whatever its content type says; curl's is that of a form.
-struct Body<T>(T);
-
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = Response;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
-        let bytes =
-            Bytes::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let body = serde_json::from_slice(&bytes);
-        body.map(Self).map_err(|error| wrong(format!("the body is not what is needed: {error}")))
     }
 }
 

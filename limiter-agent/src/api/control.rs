@@ -2,11 +2,12 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::Group;
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixSocket};
 
@@ -29,6 +30,17 @@ pub enum ControlError {
     /// Something else is in its place.
     #[error("{} exists and is not a socket; remove it, or give another --control-socket", .0.display())]
     NotASocket(PathBuf),
+    /// The host has no such group.
+    #[error(
+        "cannot give {} to the group \"{group}\": this host has none of that name; make it \
+         (`groupadd --system {group}`), or write another `group`", path.display()
+    )]
+    NoGroup {
+        /// The socket's path.
+        path: PathBuf,
+        /// The group.
+        group: String,
+    },
     /// The file system refused.
     #[error(
         "cannot make the control socket {}: {source}; give another [control] socket or \
@@ -56,9 +68,31 @@ impl ControlSocket {
     /// # Errors
     /// [`ControlError`] if an agent is alive on it or the file system refuses.
     pub fn bind(path: &Path) -> Result<(Self, UnixListener), ControlError> {
-        make_way(path)?;
+        Self::bind_for(path, None)
+    }
+
+    /// The same, for the members of `group` as well.
+    ///
+    /// # Errors
+    /// The same, or [`ControlError::NoGroup`].
+    pub fn bind_for(
+        path: &Path,
+        group: Option<&str>,
+    ) -> Result<(Self, UnixListener), ControlError> {
         let refused = |source| ControlError::Refused { path: path.to_owned(), source };
+        let group = group.map(|name| match Group::from_name(name) {
+            Ok(Some(group)) => Ok(group.gid),
+            Ok(None) => {
+                Err(ControlError::NoGroup { path: path.to_owned(), group: name.to_owned() })
+            }
+            Err(errno) => Err(refused(errno.into())),
+        });
+        let group = group.transpose()?;
+        make_way(path)?;
         let listener = listen(path).map_err(refused)?;
+        if let Some(group) = group {
+            chown(path, None, Some(group.as_raw())).map_err(refused)?;
+        }
         let made = fs::metadata(path).map_err(refused)?;
         Ok((Self { path: path.to_owned(), identity: (made.dev(), made.ino()) }, listener))
     }

@@ -1,14 +1,21 @@
-//! The agent's HTTP interface: read-only on the metrics listener, with writes on the Unix socket.
+//! The agent's HTTP interface: read-only on the metrics listener, with writes on the control socket, and what
+//! applications may ask and tell on a socket of theirs. `openapi.json` lists what is where; a test holds it
+//! against the server.
 
+mod audit;
+mod body;
 mod capture;
 mod commands;
 mod control;
+mod openapi;
+mod page;
+mod penalties;
+mod server;
+mod sources;
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
-use axum::extract::connect_info::IntoMakeServiceWithConnectInfo;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -20,10 +27,21 @@ use tokio::sync::Mutex;
 
 use crate::agent::Agent;
 use crate::host::{self, Discards, Link, LinksError};
+use crate::sources::Sources;
 
+use audit::{Audit, Written};
+pub use audit::{AuditPage, Entry};
+use body::Whole;
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
+use commands::Commands;
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
 pub use control::{ControlError, ControlSocket};
+use openapi::Place;
+pub use openapi::document;
+use penalties::Throttles;
+pub use penalties::{ListedPenalty, PenaltiesPage, PenaltyAnswer, PenaltyRequest, ProvenAnswer};
+pub use server::{MOST_CONNECTIONS, serve};
+pub use sources::{AddressesRequest, MOST_ADDRESSES, SourcesAnswer};
 
 /// The agent, shared by its handlers and its signals.
 pub type Shared = Arc<Mutex<Agent>>;
@@ -43,6 +61,9 @@ pub struct Problem {
     pub status: u16,
     /// What happened, in a sentence.
     pub detail: String,
+    /// The cause in a word for programs, where a status has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
     /// Each thing that was wrong.
     pub errors: Vec<String>,
 }
@@ -61,24 +82,80 @@ struct Health {
     problems: Vec<String>,
 }
 
+/// What the handlers have in common.
+#[derive(Clone)]
+pub struct Api {
+    agent: Shared,
+    sources: Arc<Sources>,
+    commands: Commands,
+    audit: Arc<Audit>,
+    throttles: Arc<Throttles>,
+}
+
+impl Api {
+    /// Of this agent.
+    pub async fn new(agent: Shared) -> Self {
+        let sources = agent.lock().await.source_lookup();
+        let audit = Arc::<Audit>::default();
+        let commands = Commands::new(Arc::clone(&agent), Arc::clone(&audit));
+        Self { agent, sources, commands, audit, throttles: Arc::default() }
+    }
+}
+
 /// What anybody who reaches the metrics listener may ask.
-pub fn readable(agent: Shared) -> Router {
+pub fn readable(api: &Api) -> Router {
+    openapi::with_fallbacks(reads(api), Place::Metrics)
+}
+
+fn reads(api: &Api) -> Router {
     Router::new()
         .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
-        .with_state(agent)
+        .with_state(Arc::clone(&api.agent))
+        .merge(common(api))
+}
+
+/// What may be asked everywhere.
+fn common(api: &Api) -> Router {
+    Router::new()
+        .route("/v1/openapi.json", get(openapi::openapi))
+        .route("/v1/sources/{address}", get(sources::source))
+        .with_state(api.clone())
 }
 
 /// What those may ask who can open the control socket.
-pub fn writable(agent: Shared) -> IntoMakeServiceWithConnectInfo<Router, Peer> {
+pub fn writable(api: &Api) -> Router {
     let others = Router::new()
         .route("/v1/capture", post(capture::capture))
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
+        .with_state(Arc::clone(&api.agent));
+    let own = Router::new()
         .route("/v1/detach", post(detach))
-        .with_state(Arc::clone(&agent));
-    let writes = commands::routes(Arc::clone(&agent));
-    readable(agent).merge(writes).merge(others).into_make_service_with_connect_info()
+        .route("/v1/audit", get(audit::audit))
+        .route("/v1/penalties", get(penalties::penalties))
+        .layer(DefaultBodyLimit::max(LONGEST_BODY))
+        .with_state(api.clone());
+    let writes = commands::routes(api);
+    let router = reads(api).merge(writes).merge(others).merge(own).merge(bridge(api));
+    openapi::with_fallbacks(router, Place::Control)
+}
+
+/// What those may ask who can open the application socket.
+pub fn application(api: &Api) -> Router {
+    openapi::with_fallbacks(common(api).merge(bridge(api)), Place::Application)
+}
+
+/// What applications may write, and ask about many sources at once.
+fn bridge(api: &Api) -> Router {
+    /// A list of addresses is the longest of them.
+    const LONGEST: usize = 16 << 10;
+    Router::new()
+        .route("/v1/sources", post(sources::sources))
+        .route("/v1/penalties", post(penalties::penalise))
+        .route("/v1/proven", post(penalties::proven))
+        .layer(DefaultBodyLimit::max(LONGEST))
+        .with_state(api.clone())
 }
 
 async fn metrics(
@@ -128,8 +205,18 @@ fn problems(agent: &Agent, links: Result<Vec<Link>, LinksError>) -> Vec<String> 
 }
 
 /// The agent ends after it, as if it had been told to.
-async fn detach(State(agent): State<Shared>, _body: Bytes) -> Response {
-    let outcome = agent.lock().await.detach();
+async fn detach(
+    State(api): State<Api>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    _: Whole,
+) -> Response {
+    let outcome = api.agent.lock().await.detach();
+    let said = outcome.as_ref().map(|names| format!("detached from {}", names.join(", ")));
+    let outcome_said = said.map_err(ToString::to_string);
+    api.audit.note(
+        &peer,
+        Written { action: "detach", subject: "all", until: None, outcome: outcome_said },
+    );
     if let Ok(interfaces) = &outcome {
         // Whether netlink answers changes nothing.
         let _ = host::released(interfaces).await;
@@ -146,7 +233,21 @@ async fn detach(State(agent): State<Shared>, _body: Bytes) -> Response {
 }
 
 fn problem(code: StatusCode, detail: &str, errors: Vec<String>) -> Response {
+    document_of(code, None, detail, errors)
+}
+
+fn with_code(status: StatusCode, code: &str, detail: &str, errors: Vec<String>) -> Response {
+    document_of(status, Some(code.to_owned()), detail, errors)
+}
+
+fn document_of(
+    code: StatusCode,
+    cause: Option<String>,
+    detail: &str,
+    errors: Vec<String>,
+) -> Response {
     let body = Problem {
+        code: cause,
         kind: "about:blank".to_owned(),
         title: code.canonical_reason().unwrap_or_default().to_owned(),
         status: code.as_u16(),

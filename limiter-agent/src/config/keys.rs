@@ -22,6 +22,7 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
             "block",
             "metrics",
             "control",
+            "application",
         ],
     ),
     ("interface", &["name", "xdp"]),
@@ -61,7 +62,22 @@ pub(super) const TABLES: &[(&str, &[&str])] = &[
     ("exempt", &["cidr", "interface", "owner", "expires", "spoofable"]),
     ("block", &["cidr", "expires", "reason"]),
     ("metrics", &["listen"]),
-    ("control", &["socket"]),
+    ("control", &["socket", "group"]),
+    (
+        "application",
+        &[
+            "socket",
+            "group",
+            "trusted_proxies",
+            "first_penalty",
+            "longest_penalty",
+            "penalty_memory",
+            "penalties",
+            "proofs",
+        ],
+    ),
+    ("application.penalties", &["rate", "burst"]),
+    ("application.proofs", &["rate", "burst"]),
 ];
 
 /// Keys of capabilities that this version does not have. Whoever writes them expects protection

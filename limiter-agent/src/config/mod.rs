@@ -5,6 +5,7 @@
 //! Nothing here looks at the host or at the kernel. `docs/limiter.toml.md` is the reference for
 //! people; a test holds it and [`keys`] together.
 
+mod application;
 mod budget;
 mod cidr;
 mod class;
@@ -32,8 +33,8 @@ pub use error::{ConfigErrors, Diagnostic, LoadError};
 pub(crate) use matcher::accepting;
 pub use matcher::{Flags, Header, L4, Match, PortSet};
 pub use model::{
-    Allowance, Block, Budget, Ceilings, Class, Config, Established, Exemption, FaultAction, Faults,
-    Interface, Mode, Neighbours, Pattern, Prefix, Reserve, TableSizes, Xdp,
+    Allowance, Block, Bridge, Budget, Ceilings, Class, Config, Established, Exemption, FaultAction,
+    Faults, Interface, Mode, Neighbours, Pattern, Prefix, Reserve, TableSizes, Xdp,
 };
 use reader::Reader;
 
@@ -99,6 +100,7 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
     let blocks = policy::blocks(root, now);
     let metrics = service::metrics(root);
     let control = service::control(root);
+    let application = application::read(root);
     Some(Config {
         file: root.place().file().to_owned(),
         mode: mode?.unwrap_or(Mode::Observe),
@@ -115,7 +117,9 @@ fn read(root: &reader::Table<'_>, now: SystemTime) -> Option<Config> {
         exemptions: exemptions?,
         blocks: blocks?,
         metrics: metrics?,
-        control: control?,
+        control: control.clone()?.0,
+        control_group: control?.1,
+        application: application?,
         warnings: Vec::new(),
     })
 }

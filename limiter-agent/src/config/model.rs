@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use ipnet::IpNet;
 use limiter_common::abi;
@@ -46,6 +46,10 @@ pub struct Config {
     pub metrics: SocketAddr,
     /// Where the daemon takes commands.
     pub control: PathBuf,
+    /// The group that may command it, beside its user.
+    pub control_group: Option<String>,
+    /// What applications may ask and tell.
+    pub application: Bridge,
     /// What is allowed but deserves a line in the log, in the order of lines.
     pub warnings: Vec<Diagnostic>,
 }
@@ -383,6 +387,27 @@ pub struct Block {
     pub expires: Option<SystemTime>,
     /// Why it is there.
     pub reason: Option<String>,
+}
+
+/// `[application]`: what applications may ask and tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bridge {
+    /// The socket for applications; none if there is none.
+    pub socket: Option<PathBuf>,
+    /// The group that may open it, beside the agent's user.
+    pub group: Option<String>,
+    /// Who sends in the name of many: never penalised.
+    pub trusted_proxies: Vec<IpNet>,
+    /// How long the first penalty of a source lasts.
+    pub first_penalty: Duration,
+    /// The most that one lasts.
+    pub longest_penalty: Duration,
+    /// After so long without a penalty, one of them is forgotten.
+    pub penalty_memory: Duration,
+    /// How many penalties may be asked for.
+    pub penalties: Budget,
+    /// How many addresses may be vouched for.
+    pub proofs: Budget,
 }
 
 /// Whether `pattern`, with `*` and `?`, is all of `name`.

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 
 use limiter_common::units::Rate;
 
-use super::reader::Table;
+use super::reader::{Table, Value};
 use super::units::Unit;
-use super::{Budget, Ceilings, FaultAction, Faults, Mode, Neighbours, TableSizes, budget};
+use super::{
+    Budget, Ceilings, FaultAction, Faults, Mode, Neighbours, TableSizes, application, budget,
+};
 
 /// The mode at `key`, none if it is not there.
 #[expect(clippy::option_option, reason = "absent and wrong are two things")]
@@ -143,15 +145,28 @@ pub(super) fn metrics(root: &Table<'_>) -> Option<SocketAddr> {
     address
 }
 
-pub(super) fn control(root: &Table<'_>) -> Option<PathBuf> {
+/// The control socket, and the group that may open it beside its owner.
+pub(super) fn control(root: &Table<'_>) -> Option<(PathBuf, Option<String>)> {
+    let table = match root.get("control") {
+        None => None,
+        Some(value) => Some(value.table("write [control]")?),
+    };
+    let get = |key| table.as_ref().and_then(|table| table.get(key));
+    let path = match get("socket") {
+        None => Some(PathBuf::from("/run/limiter/control.sock")),
+        Some(value) => socket(&value, "write an absolute path: \"/run/limiter/control.sock\""),
+    };
+    let group = match get("group") {
+        None => Some(None),
+        Some(value) => application::group(&value).map(Some),
+    };
+    Some((path?, group?))
+}
+
+/// The path of a Unix socket; `None` only if something was noted.
+pub(super) fn socket(value: &Value<'_>, cure: &str) -> Option<PathBuf> {
     /// `sun_path` of `struct sockaddr_un`, less the terminating 0.
     const LONGEST: usize = 107;
-    let cure = "write an absolute path: \"/run/limiter/control.sock\"";
-    let socket = match root.get("control") {
-        None => None,
-        Some(value) => value.table("write [control]")?.get("socket"),
-    };
-    let Some(value) = socket else { return Some(PathBuf::from("/run/limiter/control.sock")) };
     let path = value.string(cure)?;
     if !path.starts_with('/') || path.len() > LONGEST || path.contains('\0') {
         let cause = format!("\"{path}\" cannot be the path of a socket");

@@ -9,6 +9,7 @@ mod error;
 mod flows;
 mod handshakes;
 mod head;
+mod inspect;
 mod link;
 mod object;
 mod pins;
@@ -54,6 +55,7 @@ pub use self::{
     error::DatapathError,
     handshakes::{HandshakesError, cgroup},
     head::Head,
+    inspect::{Bucket, Inspector},
     link::{Attachment, LinkKind, foreign_program},
     pins::{DEFAULT_PINS, LeftMaps, Pins, PinsError},
     samples::{Samples, Watch},
@@ -76,7 +78,8 @@ pub struct Datapath {
     sizes: MapSizes,
     banks: Banks,
     head: Head,
-    shared: SharedMaps,
+    shared: Arc<SharedMaps>,
+    inspector: Arc<Inspector>,
     own: HashSet<OwnAddress>,
     samples: Arc<Mutex<Samples>>,
     pins: Option<Pins>,
@@ -177,7 +180,8 @@ impl Datapath {
         set(&mut ebpf, map::IDENTITY, 0, &identity)?;
         set(&mut ebpf, map::SHAPE, 0, &Shape::from(sizes))?;
 
-        let shared = SharedMaps::new(&ebpf, identity.key())?;
+        let shared = Arc::new(SharedMaps::new(&ebpf, identity.key())?);
+        let inspector = Arc::new(Inspector::new(&ebpf, Arc::clone(&shared))?);
         let head = Head::new(&mut ebpf)?;
         let banks = Banks::new(&ebpf, head.clone())?;
         let own = own_addresses(&ebpf)?;
@@ -197,6 +201,7 @@ impl Datapath {
             banks,
             head,
             shared,
+            inspector,
             own,
             samples,
             pins,
@@ -421,6 +426,12 @@ impl Datapath {
     /// Vouches for a source: it has received what this host sent to it.
     pub fn prove(&self, source: Source, now: Nanos) {
         self.shared.prove(source, now);
+    }
+
+    /// What looks single sources up, also for who has not the datapath to himself.
+    #[must_use]
+    pub fn inspector(&self) -> Arc<Inspector> {
+        Arc::clone(&self.inspector)
     }
 
     /// How many buckets are in use at `now`, of IPv4 and IPv6. Reads the whole table.

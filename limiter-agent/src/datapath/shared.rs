@@ -20,13 +20,13 @@ use aya::{
 use limiter_common::{
     Family,
     abi::{
-        AddressFamily, Budget, BudgetCell, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6,
-        PolicyId, PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
+        AddressFamily, Budget, BudgetCell, ClassId, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4,
+        LineV6, PolicyId, PrefixKey, SourceAddress, V4_SLOTS, V6_SLOTS, map,
     },
     flows::{Flow, port_place},
     hash::HashKey,
-    known::{self, Filter, Mark},
-    packet::Source,
+    known::{self, Filter, Mark, Standing},
+    packet::{Source, Space},
     table::{Meta, is_ahead},
     time::{Nanos, Tick},
 };
@@ -87,6 +87,34 @@ impl SharedMaps {
         let port = words(&self.flows, port_place(flow.local_port));
         let place = FLOW_PORTS + hash.place(self.flows.count - FLOW_PORTS);
         flow.open(&port, &words(&self.flows, place), hash, now);
+    }
+
+    /// What the filters say of a source at `now`.
+    pub(super) fn standing(&self, source: Source, now: Nanos) -> Standing {
+        let hash = self.key.source(source);
+        known::standing(&words(&self.known, hash.place(self.known.count)), Mark::of(hash), now).0
+    }
+
+    /// The bucket of a source in a class: its line, its slot there, and the theoretical arrival time of
+    /// its packets. None if it has none, which is the same as a full one.
+    pub(super) fn find(&self, source: Source, class: ClassId) -> Option<(u32, usize, Tick)> {
+        let hash = self.key.bucket(self.key.source(source), class);
+        let owner = Meta::owner(source.space, class);
+        let is_v4 = source.space == Space::Ipv4;
+        let lines = if is_v4 { self.v4.count } else { self.v6.count };
+        [hash.first(lines), hash.second(lines)].into_iter().find_map(|index| {
+            let slots = if is_v4 { V4_SLOTS } else { V6_SLOTS };
+            (0..slots).find_map(|slot| {
+                let (meta, bits, tat) =
+                    if is_v4 { self.slot_v4(index, slot) } else { self.slot_v6(index, slot) };
+                let is_owner = || Meta(meta.load(SeqCst)).has_owner(owner);
+                // Asked again once the rest was read: another source may have taken the slot.
+                (is_owner() && bits == source.bits)
+                    .then(|| Tick(tat.load(SeqCst)))
+                    .filter(|_| is_owner())
+                    .map(|tat| (index, slot, tat))
+            })
+        })
     }
 
     /// Takes over what the budgets of another set of pinned maps stand at.
@@ -190,27 +218,38 @@ impl SharedMaps {
     /// Shows each slot of both tables: its meta, the theoretical arrival time of its packets, and the bits
     /// of its source.
     fn slots(&self, mut show: impl FnMut(Family, &AtomicU32, &AtomicU64, u64)) {
-        for line in self.v4.values() {
+        for index in 0..self.v4.count {
             for slot in 0..V4_SLOTS {
-                // SAFETY: words of the mapping, aligned and touched by atomic operations only.
-                unsafe {
-                    let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
-                    let source = AtomicU32::from_ptr(&raw mut (*line).sources[slot]).load(Relaxed);
-                    let tat = AtomicU64::from_ptr(&raw mut (*line).packets[slot]);
-                    show(Family::Ipv4, meta, tat, source.into());
-                }
+                let (meta, source, tat) = self.slot_v4(index, slot);
+                show(Family::Ipv4, meta, tat, source);
             }
         }
-        for line in self.v6.values() {
+        for index in 0..self.v6.count {
             for slot in 0..V6_SLOTS {
-                // SAFETY: as above.
-                unsafe {
-                    let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
-                    let source = AtomicU64::from_ptr(&raw mut (*line).sources[slot]).load(Relaxed);
-                    let tat = AtomicU64::from_ptr(&raw mut (*line).packets[slot]);
-                    show(Family::Ipv6, meta, tat, source);
-                }
+                let (meta, source, tat) = self.slot_v6(index, slot);
+                show(Family::Ipv6, meta, tat, source);
             }
+        }
+    }
+
+    /// Meta, bits of the source and theoretical arrival time of one slot.
+    fn slot_v4(&self, index: u32, slot: usize) -> (&AtomicU32, u64, &AtomicU64) {
+        let line = self.v4.value(index);
+        // SAFETY: words of the mapping, aligned and touched by atomic operations only.
+        unsafe {
+            let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
+            let source = AtomicU32::from_ptr(&raw mut (*line).sources[slot]).load(SeqCst);
+            (meta, source.into(), AtomicU64::from_ptr(&raw mut (*line).packets[slot]))
+        }
+    }
+
+    fn slot_v6(&self, index: u32, slot: usize) -> (&AtomicU32, u64, &AtomicU64) {
+        let line = self.v6.value(index);
+        // SAFETY: as above.
+        unsafe {
+            let meta = AtomicU32::from_ptr((&raw mut (*line).metas[slot]).cast());
+            let source = AtomicU64::from_ptr(&raw mut (*line).sources[slot]).load(SeqCst);
+            (meta, source, AtomicU64::from_ptr(&raw mut (*line).packets[slot]))
         }
     }
 }
@@ -300,10 +339,6 @@ impl<V: aya::Pod> Mapping<V> {
             .map_raw(data.fd().as_fd().as_raw_fd())
             .map_err(|error| DatapathError::Share { map: name, error })?;
         Ok(Self { memory, count, value: PhantomData })
-    }
-
-    fn values(&self) -> impl Iterator<Item = *mut V> {
-        (0..self.count).map(|index| self.value(index))
     }
 
     /// The value at `index`, which must be below the count.

@@ -25,6 +25,9 @@ pub(crate) use interfaces::xdp_of;
 pub use names::Names;
 pub use sizes::MapSizes;
 
+/// The most sources that are penalised at once, if there is an application to ask for it.
+pub(crate) const PENALTIES: usize = 2_048;
+
 /// The host that a configuration is planned for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -282,7 +285,7 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
     if !policies.prefixes.is_empty() {
         settings.need = settings.need.with(Need::POLICIES);
     }
-    let sizes = MapSizes::of(config.table, &settings, &policies, &names);
+    let sizes = MapSizes::of(config.table, room(config), &settings, &policies, &names);
     Ok(Plan {
         settings,
         policies: policies.policies,
@@ -295,6 +298,11 @@ pub fn plan(config: &Config, host: &Host, previous: Option<&Names>) -> Result<Pl
         lease: config.agent_loss.map(|seconds| Nanos(u64::from(seconds) * 1_000_000_000)),
         gone,
     })
+}
+
+/// How many penalties there must be room for.
+fn room(config: &Config) -> usize {
+    if config.application.socket.is_some() { PENALTIES } else { 0 }
 }
 
 fn port_bits(ports: &PortSet) -> Box<PortBits> {

@@ -34,8 +34,11 @@ impl MapSizes {
     /// The sizes for a plan of these parts, with headroom: half again as many networks, policies
     /// and limits, rounded up to a power of two of at least 1,024 for each bank; class ids and
     /// slots as [`class_ids`] and [`slots`] say.
+    ///
+    /// Where applications may penalise sources, that many may be networks with policies as well.
     pub(super) fn of(
         table: TableSizes,
+        penalties: usize,
         settings: &Settings,
         policies: &Merged,
         names: &Names,
@@ -49,8 +52,8 @@ impl MapSizes {
             ceilings: ceilings.any(|limit: PacketLimit| limit.is_limited()),
             ipv4_sources: table.ipv4_sources,
             ipv6_sources: table.ipv6_sources,
-            prefixes: banks(policies.prefixes.len()),
-            policies: banks(policies.policies.len() + 1),
+            prefixes: banks(policies.prefixes.len() + penalties),
+            policies: banks(policies.policies.len() + 1 + penalties),
             limits: banks(policies.limits.len()),
             counters: CounterShape {
                 slots: slots(count(names.slot_count() - 1)),
