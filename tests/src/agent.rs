@@ -389,7 +389,8 @@ impl Metrics {
 /// If it is not there and cannot be built.
 pub fn binary() -> Result<&'static Path> {
     static BINARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let found = BINARY.get_or_init(|| find_binary().map_err(|error| format!("{error:#}")));
+    let found =
+        BINARY.get_or_init(|| program("limiter-agent").map_err(|error| format!("{error:#}")));
     found.as_deref().map_err(|error| anyhow!("{error}"))
 }
 
@@ -400,11 +401,11 @@ pub fn binary() -> Result<&'static Path> {
 pub fn binary_of_next_abi(directory: &Path) -> Result<PathBuf> {
     let usual = binary()?;
     let profile = usual.parent().context("a program is in a directory")?;
-    build(profile, &["--features", "next-abi"])?;
+    build(profile, "limiter-agent", &["--features", "next-abi"])?;
     let binary = directory.join("limiter-agent");
     let copied = fs::copy(usual, &binary).context("copying the agent");
     // Cargo has put it in the place of the usual one.
-    build(profile, &[])?;
+    build(profile, "limiter-agent", &[])?;
     copied?;
     Ok(binary)
 }
@@ -456,31 +457,35 @@ fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     Ok((status.parse()?, body.to_owned()))
 }
 
-fn find_binary() -> Result<PathBuf> {
+/// The program of a workspace package of the same name, built as [`binary`] is.
+///
+/// # Errors
+/// As for [`binary`].
+pub fn program(package: &str) -> Result<PathBuf> {
     let this = env::current_exe()?;
     let directory = this.parent().context("a program is in a directory")?;
     // Cargo keeps test programs, and only those, in `deps`. It rebuilds them without the agent's
     // binary, so one that is there may be out of date.
     let is_test = directory.ends_with("deps");
     let profile = if is_test { directory.parent().context("deps is below")? } else { directory };
-    let binary = profile.join("limiter-agent");
+    let binary = profile.join(package);
     if is_test || !binary.exists() {
-        build(profile, &[])?;
+        build(profile, package, &[])?;
     }
     Ok(binary)
 }
 
-fn build(profile: &Path, arguments: &[&str]) -> Result<()> {
+fn build(profile: &Path, package: &str, arguments: &[&str]) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
-        .args(["build", "--quiet", "--package", "limiter-agent", "--bin", "limiter-agent"])
+        .args(["build", "--quiet", "--package", package, "--bin", package])
         .args(arguments)
         .args(profile.ends_with("release").then_some("--release"))
         .arg("--target-dir")
         .arg(profile.parent().context("a profile has a directory in target")?)
         .current_dir(env!("CARGO_MANIFEST_DIR"));
-    let status = cargo.status().context("building limiter-agent")?;
-    ensure!(status.success(), "building limiter-agent: {status}");
+    let status = cargo.status().with_context(|| format!("building {package}"))?;
+    ensure!(status.success(), "building {package}: {status}");
     Ok(())
 }
 
