@@ -164,12 +164,7 @@ fn names(top: &Value, count: usize) -> Vec<&str> {
     entries.iter().take(count).filter_map(|it| it["what"].as_str()).collect()
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "far below 2⁵²"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below 2⁵²")]
 fn counted(agent: &Agent, name: &str, labels: &[(&str, &str)]) -> Result<u64> {
     Ok(agent.metrics()?.sum(name, labels) as u64)
 }
