@@ -53,7 +53,7 @@ fn row(name: &'static str, on: On, frames: Vec<Vec<u8>>, expected: Vec<Expected>
     Row { name, on, frames, expected }
 }
 
-/// `n` times the same frame: `burst` pass, the rest are over the packet rate.
+/// The same frame: `burst` pass (with a warning beyond four fifths), two are over the packet rate.
 fn limited(
     name: &'static str,
     frame: &[u8],
@@ -61,10 +61,11 @@ fn limited(
     class: &'static str,
     burst: usize,
 ) -> Row {
-    let pass = (family, class, Conform, Pass);
-    let drop = (family, class, PacketRate, Drop);
-    let mut expected = vec![pass; burst];
-    expected.extend([drop, drop]);
+    let expect = |number| match number {
+        _ if number >= burst => (family, class, PacketRate, Drop),
+        _ => (family, class, if number * 5 > burst * 4 { NearLimit } else { Conform }, Pass),
+    };
+    let expected = (0..burst + 2).map(expect).collect();
     row(name, On::Wan, vec![frame.to_vec(); burst + 2], expected)
 }
 

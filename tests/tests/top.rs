@@ -2,8 +2,8 @@
 //! on; and events are neither many nor silently lost.
 
 use std::{
-    fs::File,
-    io::{BufRead as _, BufReader},
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, UdpSocket},
     process::{Child, Command, Stdio},
     sync::{
@@ -46,6 +46,10 @@ name = "rare"
 match = { protocol = "udp", ports = [99] }
 packets = { rate = "1/s", burst = 1 }
 mode = "observe"
+[[class]]
+name = "warned"
+match = { protocol = "udp", ports = [5000] }
+packets = { rate = "1/s", burst = 100 }
 [[class]]
 name = "rest"
 packets = { rate = "1000/s", burst = 1000 }
@@ -160,12 +164,7 @@ fn names(top: &Value, count: usize) -> Vec<&str> {
     entries.iter().take(count).filter_map(|it| it["what"].as_str()).collect()
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "far below 2⁵²"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "far below 2⁵²")]
 fn counted(agent: &Agent, name: &str, labels: &[(&str, &str)]) -> Result<u64> {
     Ok(agent.metrics()?.sum(name, labels) as u64)
 }
@@ -381,6 +380,112 @@ fn what_cannot_be_asked_is_refused_with_what_can() -> Result<()> {
     let page: Value =
         serde_json::from_str(&agent.get("/v1/top?of=ports&by=bytes&window=60s&limit=5")?)?;
     assert_eq!(page["of"], "ports");
+    agent.terminate()?;
+    Ok(())
+}
+
+/// A source is warned of before anything of it is dropped.
+#[test]
+fn a_source_near_its_limit_shows_before_it_is_dropped() -> Result<()> {
+    let edge = Edge::new()?;
+    let agent = Agent::start(&edge.near.netns, CONFIGURATION)?;
+    let sender = edge.far.netns.run(|| UdpSocket::bind((Edge::FLOODERS[2], 4000)))?;
+    let count = |reason| {
+        counted(&agent, "limiter_packets_total", &[("class", "warned"), ("reason", reason)])
+    };
+    for _ in 0..75 {
+        sender.send_to(&[0; 18], "10.9.255.254:5000")?;
+    }
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!((count("conform")?, count("near_limit")?), (75, 0));
+    for _ in 0..20 {
+        sender.send_to(&[0; 18], "10.9.255.254:5000")?;
+    }
+    thread::sleep(Duration::from_millis(300));
+    let (near, dropped) = (count("near_limit")?, count("packet_rate")?);
+    assert!((8..=14).contains(&near), "{near}");
+    assert_eq!((count("conform")? + near, dropped), (95, 0));
+    let events: Value = serde_json::from_slice(&agent.command(&["events", "--json"])?.stdout)?;
+    let events = events["events"].as_array().context("a list")?;
+    assert!(!events.is_empty());
+    for event in events {
+        assert_eq!((&event["reason"], &event["action"]), (&"near_limit".into(), &"pass".into()));
+        assert_eq!(
+            (&event["source"], &event["class"]),
+            (&Edge::FLOODERS[2].into(), &"warned".into())
+        );
+    }
+    // It is no drop, and not in their ranking.
+    assert_eq!(number(&top(&agent, &[])?["total"]["packets"])?, 0);
+    agent.terminate()?;
+    Ok(())
+}
+
+/// The live view on a terminal of 80 × 24, as `script` makes one.
+#[test]
+fn the_live_view_names_and_blocks_who_floods() -> Result<()> {
+    let edge = Edge::new()?;
+    let agent = Agent::start(&edge.near.netns, CONFIGURATION)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flooders = edge.send(9, [3, 1, 0], Arc::clone(&stop), Arc::default())?;
+    let out = edge.directory.path().join("screen");
+    let command = format!(
+        "stty rows 24 cols 80; exec {} top --control-socket {}",
+        agent::binary()?.display(),
+        agent.configuration().with_file_name("control.sock").display()
+    );
+    let mut script = Command::new("script");
+    script.args(["-qefc", &command, "/dev/null"]).env("TERM", "xterm").env("SHELL", "/bin/sh");
+    script.stdin(Stdio::piped()).stdout(File::create(&out)?).stderr(Stdio::null());
+    let mut running = Running(script.spawn()?);
+    let mut keys = running.0.stdin.take().context("a pipe")?;
+    let shown = |wanted: &str| -> Result<()> {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        loop {
+            let screen = String::from_utf8_lossy(&fs::read(&out)?).into_owned();
+            if screen.contains(wanted) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < give_up, "{wanted:?} is not shown: {screen:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    shown(Edge::FLOODERS[0])?;
+    shown("packet_rate")?;
+    keys.write_all(b"b")?;
+    // Blanks that are there already are not written again, so that words come one by one.
+    shown("10m▏")?;
+    keys.write_all(b"\r")?;
+    let give_up = Instant::now() + Duration::from_secs(10);
+    let block = loop {
+        let status: Value = serde_json::from_slice(&agent.command(&["status", "--json"])?.stdout)?;
+        let blocks = status["blocks"].as_array().context("a list")?.clone();
+        if let Some(block) = blocks.into_iter().find(|it| it["cidr"] == "10.9.0.1/32") {
+            break block;
+        }
+        ensure!(Instant::now() < give_up, "nothing is blocked: {status}");
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(block["reason"], "limiter-agent top");
+    assert!(block["expires"].is_string(), "{block}");
+    shown("blocked")?;
+    keys.write_all(b"m")?;
+    shown("bypass:")?;
+    keys.write_all(b"x")?;
+    keys.write_all(b"q")?;
+    let give_up = Instant::now() + Duration::from_secs(10);
+    let status = loop {
+        if let Some(status) = running.0.try_wait()? {
+            break status;
+        }
+        ensure!(Instant::now() < give_up, "it does not end");
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{status}");
+    // The screen that was there before is back.
+    shown("\u{1b}[?1049l")?;
+    stop.store(true, Ordering::Relaxed);
+    flooders.join().expect("does not panic")?;
     agent.terminate()?;
     Ok(())
 }

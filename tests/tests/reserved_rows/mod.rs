@@ -1,4 +1,6 @@
-//! Rows about reserves: by interface and TTL, the built-in ones among them.
+//! Rows about reserves: by interface and TTL, the built-in ones among them; and about warnings.
+
+mod warnings;
 
 use limiter_common::{
     Action::{Drop, Pass},
@@ -11,7 +13,7 @@ use super::{On, Row, common::frame::*, limited, row};
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn rows() -> Vec<Row> {
     let rest = "rest";
-    vec![
+    let mut rows = vec![
         row(
             "reserved on its interface",
             On::Lan,
@@ -114,5 +116,7 @@ pub(super) fn rows() -> Vec<Row> {
             vec![tcp(addr("198.51.100.9"), 4000, 22, SYN)],
             vec![(Ipv4, "reserve-ssh", Blocked, Drop)],
         ),
-    ]
+    ];
+    rows.extend(warnings::rows());
+    rows
 }

@@ -168,7 +168,7 @@ fn draw_talkers(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let selected = (!app.entries().is_empty()).then_some(app.selected);
     let mut state = TableState::new().with_selected(selected);
     frame.render_stateful_widget(table, area, &mut state);
-    if app.entries().is_empty() && area.height > 3 {
+    if top.is_some() && app.entries().is_empty() && area.height > 3 {
         let inner = Rect { x: area.x + 2, y: area.y + 2, width: area.width - 4, height: 1 };
         frame.render_widget(Paragraph::new("nothing is dropped, and nothing would be"), inner);
     }
