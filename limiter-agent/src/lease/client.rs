@@ -322,6 +322,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
                 | Alert::CertificateRequired
                 | Alert::UnknownCA
                 | Alert::AccessDenied
+                | Alert::DecryptError
         )
     )
 }
