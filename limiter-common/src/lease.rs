@@ -35,7 +35,6 @@ impl Arriving {
     /// What [`to_parts`](Self::to_parts) made.
     #[inline(always)]
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "sixteen bits")]
     pub const fn from_parts(parts: [u64; 3]) -> Self {
         Self { flow: Flow::from_parts(parts), slot: Slot((parts[2] >> 48) as u32) }
     }

@@ -139,8 +139,7 @@ impl Agent {
         let config = overrides.over(&file);
         let now = SystemTime::now();
         let machine = |error: String| Failure::Machine(error);
-        let credentials =
-            Leases::load(&config).map_err(|errors| Failure::Request(errors.join("\n")))?;
+        let credentials = leases::load(&config)?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let left = match args.pins() {
             Some(directory) => {
@@ -196,10 +195,8 @@ impl Agent {
         seeding.hear(upkeep::seed(&datapath, host::connections().await));
         let attached =
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
-        let leases = leases::adopt(&mut datapath, &state).map_err(machine)?;
-        leases.configure(&config, &plan.interfaces, credentials);
+        let leases = leases::start(&mut datapath, &state, &config, &plan, credentials)?;
         let fixed = Fixed::of(&config);
-        let guarded = guarded(&plan, &links);
         let watch = Watch::new(&config, now);
         let view = overrides.view(&file, &config, &plan);
         let sources = Arc::new(Sources::new(datapath.inspector(), view));
@@ -217,7 +214,7 @@ impl Agent {
             pending: None,
             applications: 0,
             rolled_back,
-            guarded,
+            guarded: guarded(&plan, &links),
             fixed,
             plan,
             datapath,

@@ -63,7 +63,6 @@ pub const SHORTEST: Duration = Duration::from_secs(5);
 /// The longest: a credential that was revoked elsewhere must not help for a day.
 const LONGEST: Duration = Duration::from_hours(1);
 const LONGEST_NAME: usize = size_of::<Name>();
-#[expect(clippy::cast_possible_truncation, reason = "1023")]
 const MOST: u64 = MAX_LEASES as u64 - 1;
 
 /// The table, none if there is none; `None` only if something was noted.

@@ -446,7 +446,7 @@ fn the_default_configuration_is_valid() {
 #[test]
 fn the_examples_of_the_default_configuration_are_valid() {
     let text = include_str!("../../../deploy/limiter.toml");
-    let is_toml = |line: &str| line.starts_with("[[") || line.contains(" = ");
+    let is_toml = |line: &str| line.starts_with('[') || line.contains(" = ");
     let shown = text.lines().map(|line| match line.strip_prefix("# ") {
         Some(example) if is_toml(example) => example,
         _ => line,

@@ -67,7 +67,7 @@ impl Leases {
                 word.store(from.load(Relaxed), Relaxed);
             }
         }
-        for held in holders.iter() {
+        for held in &holders {
             let (address, holder) = held.map_err(failed)?;
             self.holders.insert(address, holder, 0).map_err(failed)?;
         }

@@ -306,10 +306,8 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     use rustls::AlertDescription as Alert;
     let alert = error.chain().find_map(|cause| {
         let cause = cause.downcast_ref::<std::io::Error>()?.get_ref()?;
-        match cause.downcast_ref::<rustls::Error>()? {
-            rustls::Error::AlertReceived(alert) => Some(*alert),
-            _ => None,
-        }
+        let cause = cause.downcast_ref::<rustls::Error>()?;
+        if let rustls::Error::AlertReceived(alert) = cause { Some(*alert) } else { None }
     });
     matches!(
         alert,
@@ -322,6 +320,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
                 | Alert::CertificateRequired
                 | Alert::UnknownCA
                 | Alert::AccessDenied
+                | Alert::DecryptError
         )
     )
 }

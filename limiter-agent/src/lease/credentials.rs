@@ -126,9 +126,11 @@ impl Identity {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let mut names = Vec::new();
         if let Ok(Some(others)) = certificate.subject_alternative_name() {
-            names.extend(others.value.general_names.iter().filter_map(|name| match name {
-                GeneralName::DNSName(name) | GeneralName::URI(name) => Some((*name).to_owned()),
-                _ => None,
+            names.extend(others.value.general_names.iter().filter_map(|name| {
+                let (GeneralName::DNSName(name) | GeneralName::URI(name)) = name else {
+                    return None;
+                };
+                Some((*name).to_owned())
             }));
         }
         let common = certificate.subject().iter_common_name();
@@ -155,7 +157,9 @@ fn serial(raw: &[u8]) -> Option<Serial> {
 
 /// A serial number as people write it, without colons.
 pub(super) fn hex(serial: &Serial) -> String {
-    let digits: String = serial.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('?');
+    let digits: String =
+        serial.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
     let short = digits.trim_start_matches('0');
     let odd = short.len() % 2;
     format!("{}{short}", "0".repeat(odd))

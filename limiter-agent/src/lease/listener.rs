@@ -151,7 +151,7 @@ async fn connection(
     let patience = async {
         sleep(UNKNOWN).await;
         if session.is_known() {
-            sleep(KNOWN - UNKNOWN).await;
+            sleep(KNOWN.saturating_sub(UNKNOWN)).await;
         }
     };
     tokio::select! {
@@ -184,14 +184,14 @@ fn session(
 fn refusal(error: &io::Error) -> Refusal {
     let cause = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     let outcome = match cause {
-        Some(rustls::Error::InvalidCertificate(cause)) => match cause {
+        Some(rustls::Error::InvalidCertificate(Cause::Revoked)) => Outcome::Revoked,
+        Some(rustls::Error::InvalidCertificate(
             Cause::Expired
             | Cause::ExpiredContext { .. }
             | Cause::NotValidYet
-            | Cause::NotValidYetContext { .. } => Outcome::Expired,
-            Cause::Revoked => Outcome::Revoked,
-            _ => Outcome::WrongCertificate,
-        },
+            | Cause::NotValidYetContext { .. },
+        )) => Outcome::Expired,
+        Some(rustls::Error::InvalidCertificate(_)) => Outcome::WrongCertificate,
         Some(rustls::Error::NoCertificatesPresented) => Outcome::NoCredential,
         _ => Outcome::Handshake,
     };

@@ -51,15 +51,17 @@ impl Token {
         validation.set_audience(&[AUDIENCE]);
         validation.set_required_spec_claims(&["exp", "aud", "sub"]);
         let wrong = |why| Refusal::new(Outcome::WrongToken, why);
-        let claims =
-            decode::<Claims>(text, key, &validation).map_err(|error| match error.kind() {
-                ErrorKind::ExpiredSignature | ErrorKind::ImmatureSignature => {
-                    Refusal::new(Outcome::Expired, "the token's time is over, or has not come")
-                }
-                ErrorKind::InvalidAudience => wrong("the token is not for limiter-lease (aud)"),
+        let claims = decode::<Claims>(text, key, &validation).map_err(|error| {
+            let kind = error.kind();
+            if matches!(kind, ErrorKind::ExpiredSignature | ErrorKind::ImmatureSignature) {
+                Refusal::new(Outcome::Expired, "the token's time is over, or has not come")
+            } else if matches!(kind, ErrorKind::InvalidAudience) {
+                wrong("the token is not for limiter-lease (aud)")
+            } else {
                 // The text of other errors might show parts of the token.
-                _ => wrong("the token is not one of ours: EdDSA, with sub, aud, iat, exp and jti"),
-            })?;
+                wrong("the token is not one of ours: EdDSA, with sub, aud, iat, exp and jti")
+            }
+        })?;
         let Claims { sub, iat, exp, jti, .. } = claims.claims;
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         if iat > since + LEEWAY || exp.saturating_sub(iat) > LONGEST {

@@ -75,7 +75,9 @@ impl Lease {
         let mut found = false;
         for (range, PortRange { first, last }) in self.ports.iter().enumerate() {
             let is_of = self.protocols & Self::protocol(transport, range) != 0;
-            found |= is_of & (*first <= port) & (port <= *last);
+            if is_of && *first <= port && port <= *last {
+                found = true;
+            }
         }
         found
     }

@@ -411,7 +411,7 @@ fn wrong_credentials_are_refused_and_counted() -> Result<()> {
     own.certify("expired.test", 3, true)?;
     own.certify("other.test", 4, false)?;
     let mut tokens = Vec::new();
-    let mut refused = |command: &mut Command, outcome: &str| -> Result<()> {
+    let refused = |command: &mut Command, outcome: &str| -> Result<()> {
         let before = outcomes(&agent, outcome)?;
         let output = command.output()?;
         ensure!(output.status.code() == Some(1), "{outcome}: {}", text(&output));
