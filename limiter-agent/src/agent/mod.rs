@@ -186,8 +186,7 @@ impl Agent {
             attach::start(&mut datapath, &plan, &links, &config.file).await.map_err(machine)?;
         let fixed = Fixed::of(&config);
         let guarded = guarded(&plan, &links);
-        let view = overrides.view(&file, &config, &plan);
-        let sources = Arc::new(Sources::new(datapath.inspector(), view));
+        let sources = overrides.lookup(&datapath, &file, &config, &plan);
         let mut agent = Self {
             args,
             started: now,

@@ -12,6 +12,7 @@ use super::blocks::{BlockOrder, Blocks, RuntimeBlock};
 use super::penalties::{Penalties, Penalty, PenaltyOrder};
 use super::{Agent, Blame, Refused, host_now};
 use crate::config::{Config, Mode};
+use crate::datapath::Datapath;
 use crate::plan;
 use crate::sources::{BlockSeen, Sources, View};
 use crate::state::{StateDir, StateError};
@@ -121,8 +122,19 @@ impl Overrides {
         config
     }
 
+    /// What looks sources up from now on.
+    pub(super) fn lookup(
+        &self,
+        datapath: &Datapath,
+        file: &Config,
+        config: &Config,
+        plan: &plan::Plan,
+    ) -> Arc<Sources> {
+        Arc::new(Sources::new(datapath.inspector(), self.view(file, config, plan)))
+    }
+
     /// What of `config`, which is in force as `plan`, is about sources.
-    pub(super) fn view(&self, file: &Config, config: &Config, plan: &plan::Plan) -> View {
+    fn view(&self, file: &Config, config: &Config, plan: &plan::Plan) -> View {
         let of_file = file.blocks.iter().map(|it| BlockSeen {
             cidr: it.cidr,
             expires: it.expires,
