@@ -21,7 +21,7 @@ use crate::host;
 use crate::status::{Reload, Status};
 use crate::unattended::Unattended;
 
-pub use commands::{apply, block, confirm, mode, unblock};
+pub use commands::{apply, block, confirm, exempt, mode, unblock, unexempt};
 pub use inspect::inspect;
 
 /// How long the agent may take; a reload waits for the kernel.

@@ -220,13 +220,14 @@ impl RuntimeBlock {
 }
 
 /// Blocks asked for within a second end together, which makes one policy of them.
-fn whole_second(time: SystemTime) -> SystemTime {
+pub(super) fn whole_second(time: SystemTime) -> SystemTime {
     let age = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let seconds = age.as_secs() + u64::from(age.subsec_nanos() > 0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn ends(expires: Option<SystemTime>) -> String {
+/// When something ends, in words.
+pub(super) fn ends(expires: Option<SystemTime>) -> String {
     expires.map_or("without an end".to_owned(), |at| format!("until {}", utc(at)))
 }
 

@@ -5,6 +5,7 @@ mod apply;
 mod attach;
 mod blocks;
 mod changes;
+mod exemptions;
 mod ledger;
 mod overrides;
 mod penalties;
@@ -35,6 +36,7 @@ use apply::{Pending, Record, Text};
 use attach::Attached;
 pub use blocks::BlockOrder;
 use changes::Fixed;
+pub use exemptions::ExemptOrder;
 use ledger::Ledger;
 use overrides::Overrides;
 pub use overrides::{Asked, Done, Order};
@@ -317,7 +319,7 @@ impl Agent {
         if self.stopped {
             return Err(machine("the agent is stopping".to_owned()));
         }
-        self.overrides.blocks.prune(SystemTime::now());
+        self.overrides.prune(SystemTime::now());
         let config = self.overrides.over(&file);
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;
         let plan = plan::plan(&config, &host_of(&links), Some(&self.plan.names))

@@ -416,3 +416,36 @@ fn penalties_outlive_a_crash() -> Result<()> {
     agent.terminate()?;
     Ok(())
 }
+
+/// An exemption by command holds on its interface until its end, over a reload and a crash.
+#[test]
+fn an_exemption_by_command_holds_until_its_end() -> Result<()> {
+    let mut stage = Stage::new()?;
+    let text = config("", stage.socket());
+    let agent = stage.start(&text)?;
+    let address = "198.51.100.1";
+    assert!(stage.fate(&agent, address, 2 * BURST)?.passed < 2 * BURST);
+    let refused = agent.command(&["exempt", address, "--interface", "eth9"])?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let done = agent.command(&["exempt", address, "--interface", "edge0", "--for", "25s", "--owner", "ops"])?;
+    assert!(done.status.success(), "{done:?}");
+    agent.reload(&text)?;
+    assert_eq!(stage.fate(&agent, address, 2 * BURST)?.passed, 2 * BURST);
+    let agent = agent.kill_and_start(&["--unpinned"])?;
+    assert_eq!(stage.fate(&agent, address, 2 * BURST)?.passed, 2 * BURST);
+    let report = stage.ask(&Request::get("/v1/sources/198.51.100.1"), 200)?;
+    let exemption = &report["policy"]["exemptions"][0];
+    assert_eq!((&exemption["owner"], &exemption["interface"]), (&json!("ops"), &json!("edge0")));
+    let body = json!({"address": address});
+    assert_eq!(stage.ask(&Request::post("/v1/penalties", &body), 403)?["code"], "exempt");
+    wait_until(&exemption["expires"])?;
+    assert!(stage.fate(&agent, address, 2 * BURST)?.passed < 2 * BURST, "it is over");
+    // And one that is taken back.
+    for words in [["exempt", "203.0.113.0/24"], ["unexempt", "203.0.113.0/24"]] {
+        assert!(agent.command(&[words[0], words[1], "--interface", "edge0"])?.status.success());
+        let passed = stage.fate(&agent, "203.0.113.5", 5 * BURST)?.passed;
+        assert_eq!(passed == 5 * BURST, words[0] == "exempt", "{words:?}: {passed}");
+    }
+    agent.terminate()?;
+    Ok(())
+}
