@@ -73,6 +73,10 @@ enum Command {
     Revoke(RevokeArgs),
     /// Write a configuration with limits above what the running agent has measured
     Recommend(RecommendArgs),
+    /// Let all from a network on an interface pass at once, over reloads and restarts
+    Exempt(ExemptArgs),
+    /// Take an exemption back
+    Unexempt(UnexemptArgs),
     /// Detach from all interfaces and leave nothing behind, also where no agent runs
     Detach(ClientArgs),
 }
@@ -188,6 +192,38 @@ pub struct UnblockArgs {
     /// The network as it was blocked
     #[arg(value_name = "CIDR")]
     pub cidr: String,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `limiter-agent exempt`.
+#[derive(Clone, Debug, Args)]
+pub struct ExemptArgs {
+    /// The network, or an address
+    #[arg(value_name = "CIDR")]
+    pub cidr: String,
+    /// The guarded interface that it must arrive on: a source address alone can be forged
+    #[arg(long, value_name = "NAME")]
+    pub interface: String,
+    /// How long: 10m, 2h; without it until `unexempt`
+    #[arg(long = "for", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Whom to ask about it, for `status` [default: who gives the command]
+    #[arg(long, value_name = "TEXT")]
+    pub owner: Option<String>,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `limiter-agent unexempt`.
+#[derive(Clone, Debug, Args)]
+pub struct UnexemptArgs {
+    /// The network as it was exempted
+    #[arg(value_name = "CIDR")]
+    pub cidr: String,
+    /// The interface
+    #[arg(long, value_name = "NAME")]
+    pub interface: String,
     #[command(flatten)]
     pub client: ClientArgs,
 }
@@ -407,6 +443,8 @@ impl Cli {
             Command::Leases(args) => lease::leases(&args),
             Command::Revoke(args) => lease::revoke(&args),
             Command::Recommend(args) => measure::recommend(&args),
+            Command::Exempt(args) => client::exempt(&args),
+            Command::Unexempt(args) => client::unexempt(&args),
             Command::Detach(args) => client::detach(&args),
         }
     }

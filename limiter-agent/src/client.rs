@@ -23,7 +23,7 @@ use crate::status::{Reload, Status};
 use crate::unattended::Unattended;
 
 pub(crate) use commands::command;
-pub use commands::{apply, block, confirm, mode, unblock};
+pub use commands::{apply, block, confirm, exempt, mode, unblock, unexempt};
 pub use inspect::inspect;
 
 /// How long the agent may take; a reload waits for the kernel.

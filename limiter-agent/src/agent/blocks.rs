@@ -133,27 +133,27 @@ impl Blocks {
         by: &str,
         next: impl FnOnce() -> Result<Penalty, Refused>,
     ) -> Result<(String, Penalty), Refused> {
-        let net = &order.net;
-        if let Some(known) = self.0.get(net).filter(|known| known.holds(now)) {
+        let PenaltyOrder { net: source, reason, .. } = order;
+        if let Some(known) = self.0.get(source).filter(|known| known.holds(now)) {
             let (Some(level), Some(until)) = (known.penalty, known.expires) else {
-                return Err((Blame::Request, vec![format!("an operator has blocked {net}")]));
+                return Err((Blame::Request, vec![format!("an operator has blocked {source}")]));
             };
             let seconds = until.duration_since(now).unwrap_or_default().as_secs_f64().ceil();
             let seconds = Duration::from_secs_f64(seconds).as_secs();
-            let said = format!("{net} is penalised already, {}", ends(Some(until)));
+            let said = format!("{source} is penalised already, {}", ends(Some(until)));
             return Ok((said, Penalty { until, seconds, level }));
         }
         let penalty = next()?;
         let until = whole_second(penalty.until);
         let block = RuntimeBlock {
             expires: Some(until),
-            reason: order.reason.clone(),
+            reason: reason.clone(),
             since: now,
             by: by.to_owned(),
             penalty: Some(penalty.level),
         };
-        self.0.insert(*net, block);
-        let said = format!("{net} is penalised {}, level {}", ends(Some(until)), penalty.level);
+        self.0.insert(*source, block);
+        let said = format!("{source} is penalised {}, level {}", ends(Some(until)), penalty.level);
         Ok((said, Penalty { until, ..penalty }))
     }
 
@@ -220,13 +220,14 @@ impl RuntimeBlock {
 }
 
 /// Blocks asked for within a second end together, which makes one policy of them.
-fn whole_second(time: SystemTime) -> SystemTime {
+pub(super) fn whole_second(time: SystemTime) -> SystemTime {
     let age = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let seconds = age.as_secs() + u64::from(age.subsec_nanos() > 0);
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn ends(expires: Option<SystemTime>) -> String {
+/// When something ends, in words.
+pub(super) fn ends(expires: Option<SystemTime>) -> String {
     expires.map_or("without an end".to_owned(), |at| format!("until {}", utc(at)))
 }
 

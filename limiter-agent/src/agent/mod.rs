@@ -5,6 +5,7 @@ mod apply;
 mod attach;
 mod blocks;
 mod changes;
+mod exemptions;
 mod leases;
 mod ledger;
 mod measure;
@@ -39,6 +40,7 @@ use apply::{Pending, Record, Text};
 use attach::Attached;
 pub use blocks::BlockOrder;
 use changes::Fixed;
+pub use exemptions::ExemptOrder;
 use ledger::Ledger;
 use measure::Watch;
 use overrides::Overrides;
@@ -198,8 +200,7 @@ impl Agent {
         let leases = leases::start(&mut datapath, &state, &config, &plan, credentials)?;
         let fixed = Fixed::of(&config);
         let watch = Watch::new(&config, now);
-        let view = overrides.view(&file, &config, &plan);
-        let sources = Arc::new(Sources::new(datapath.inspector(), view));
+        let sources = overrides.lookup(&datapath, &file, &config, &plan);
         let mut agent = Self {
             args,
             started: now,
@@ -333,7 +334,7 @@ impl Agent {
         if self.stopped {
             return Err(machine("the agent is stopping".to_owned()));
         }
-        self.overrides.blocks.prune(SystemTime::now());
+        self.overrides.prune(SystemTime::now());
         let config = self.overrides.over(&file);
         let credentials = Leases::load(&config).map_err(request)?;
         let links = host::links().await.map_err(|error| machine(error.to_string()))?;

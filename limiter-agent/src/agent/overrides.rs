@@ -9,9 +9,11 @@ use log::{info, warn};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{BlockOrder, Blocks, RuntimeBlock};
+use super::exemptions::{ExemptOrder, RuntimeExemption, RuntimeExemptions};
 use super::penalties::{Penalties, Penalty, PenaltyOrder};
 use super::{Agent, Blame, Refused, host_now};
 use crate::config::{Config, Mode};
+use crate::datapath::Datapath;
 use crate::plan;
 use crate::sources::{BlockSeen, Sources, View};
 use crate::state::{StateDir, StateError};
@@ -29,6 +31,10 @@ pub enum Order {
     Block(BlockOrder),
     /// To take that back.
     Unblock(IpNet),
+    /// To exempt a network on an interface.
+    Exempt(ExemptOrder),
+    /// To take that back.
+    Unexempt(IpNet, String),
     /// To block a source for a while that an application complains of.
     Penalise(PenaltyOrder),
 }
@@ -65,6 +71,7 @@ pub(super) struct ModeOverride {
 pub(super) struct Overrides {
     pub(super) mode: Option<ModeOverride>,
     pub(super) blocks: Blocks,
+    exemptions: RuntimeExemptions,
     /// Not kept over a restart, as the blocks are that they have become.
     penalties: Penalties,
 }
@@ -74,6 +81,8 @@ pub(super) struct Overrides {
 struct Saved {
     mode: Option<SavedMode>,
     blocks: BTreeMap<String, RuntimeBlock>,
+    #[serde(default)]
+    exemptions: Vec<(String, String, RuntimeExemption)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -86,7 +95,7 @@ struct SavedMode {
 impl Overrides {
     /// As they were kept, but for blocks that are over.
     pub(super) fn restore(state: &StateDir) -> Self {
-        let Some(Saved { mode, blocks }) = state.read(FILE, VERSION) else {
+        let Some(Saved { mode, blocks, exemptions }) = state.read(FILE, VERSION) else {
             return Self::default();
         };
         let mode = mode.and_then(|SavedMode { mode, since, by }| {
@@ -94,9 +103,11 @@ impl Overrides {
             let mode = known.into_iter().find(|known| known.as_str() == mode)?;
             Some(ModeOverride { mode, since, by })
         });
-        let mut blocks = Blocks::restored(blocks);
-        blocks.prune(SystemTime::now());
-        Self { mode, blocks, penalties: Penalties::default() }
+        let blocks = Blocks::restored(blocks);
+        let exemptions = RuntimeExemptions::restored(exemptions);
+        let mut restored = Self { mode, blocks, exemptions, penalties: Penalties::default() };
+        restored.prune(SystemTime::now());
+        restored
     }
 
     fn keep(&self, state: &StateDir) -> Result<(), StateError> {
@@ -105,7 +116,14 @@ impl Overrides {
             since: it.since,
             by: it.by.clone(),
         });
-        state.write(FILE, VERSION, &Saved { mode, blocks: self.blocks.saved() })
+        let (blocks, exemptions) = (self.blocks.saved(), self.exemptions.saved());
+        state.write(FILE, VERSION, &Saved { mode, blocks, exemptions })
+    }
+
+    /// Forgets blocks and exemptions that are over.
+    pub(super) fn prune(&mut self, now: SystemTime) {
+        self.blocks.prune(now);
+        self.exemptions.prune(now);
     }
 
     /// `file` as it is in force. Observe and bypass hold for every class; enforce is the global mode.
@@ -118,11 +136,23 @@ impl Overrides {
             }
         }
         config.blocks.extend(self.blocks.as_config());
+        config.exemptions.extend(self.exemptions.as_config(file));
         config
     }
 
+    /// What looks sources up from now on.
+    pub(super) fn lookup(
+        &self,
+        datapath: &Datapath,
+        file: &Config,
+        config: &Config,
+        plan: &plan::Plan,
+    ) -> Arc<Sources> {
+        Arc::new(Sources::new(datapath.inspector(), self.view(file, config, plan)))
+    }
+
     /// What of `config`, which is in force as `plan`, is about sources.
-    pub(super) fn view(&self, file: &Config, config: &Config, plan: &plan::Plan) -> View {
+    fn view(&self, file: &Config, config: &Config, plan: &plan::Plan) -> View {
         let of_file = file.blocks.iter().map(|it| BlockSeen {
             cidr: it.cidr,
             expires: it.expires,
@@ -175,6 +205,12 @@ impl Overrides {
                 self.penalties.pardon(cidr);
                 (self.blocks.remove(cidr)?, still_blocked(file, cidr, now))
             }
+            Order::Exempt(order) => {
+                let (said, end) = self.exemptions.add(order, file, now, &asked.by)?;
+                until = end;
+                (said, vec![])
+            }
+            Order::Unexempt(cidr, name) => (self.exemptions.remove(cidr, name)?, vec![]),
             Order::Penalise(order) => {
                 let (said, given) = self.penalise(order, file, now, &asked.by, room)?;
                 (until, penalty) = (Some(given.until), Some(given));
@@ -229,7 +265,7 @@ impl Agent {
     /// Puts all of the orders in force by one switch, or refuses some. One outcome for each.
     pub fn change(&mut self, asked: &[Asked]) -> Vec<Result<Done, Refused>> {
         let (before, now) = (self.overrides.clone(), SystemTime::now());
-        self.overrides.blocks.prune(now);
+        self.overrides.prune(now);
         let room = self.room_for_penalties();
         let mut outcomes: Vec<_> =
             asked.iter().map(|it| self.overrides.take(it, &self.file, now, room)).collect();

@@ -85,9 +85,9 @@ impl Audit {
         let result = if done { "done" } else { "refused" };
         let line = format!("{action} {subject}{end} {result}: {outcome} (by {peer})");
         if done {
-            info!("{line}")
+            info!("{line}");
         } else {
-            warn!("{line}")
+            warn!("{line}");
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.next += 1;

@@ -17,7 +17,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::audit::{Audit, Written};
 use super::body::{Body, Whole};
 use super::{Api, LONGEST_BODY, Shared, problem};
-use crate::agent::{Application, Asked, Blame, BlockOrder, Deadline, Done, Order, Refused};
+use crate::agent::{
+    Application, Asked, Blame, BlockOrder, Deadline, Done, ExemptOrder, Order, Refused,
+};
 use crate::config::{Mode, network};
 use crate::status::{Change, Reload};
 
@@ -69,6 +71,30 @@ pub struct BlockRequest {
 pub struct UnblockRequest {
     /// The network.
     pub cidr: String,
+}
+
+/// `POST /v1/exempt`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExemptRequest {
+    /// The network.
+    pub cidr: String,
+    /// The guarded interface that it must arrive on.
+    pub interface: String,
+    /// How long; for ever if none.
+    pub for_seconds: Option<u64>,
+    /// Whom to ask about it; who asks, if none.
+    pub owner: Option<String>,
+}
+
+/// `POST /v1/unexempt`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnexemptRequest {
+    /// The network.
+    pub cidr: String,
+    /// The interface.
+    pub interface: String,
 }
 
 /// Who is at the other end of a socket.
@@ -148,6 +174,8 @@ pub(super) fn routes(api: &Api) -> Router {
         .route("/v1/confirm", post(confirm))
         .route("/v1/block", post(block))
         .route("/v1/unblock", post(unblock))
+        .route("/v1/exempt", post(exempt))
+        .route("/v1/unexempt", post(unexempt))
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .route("/v1/apply", apply)
         .with_state(api.commands.clone())
@@ -252,6 +280,32 @@ async fn unblock(
 ) -> Response {
     match network(&cidr) {
         Ok(net) => commands.answer("unblock", &cidr, Order::Unblock(net), peer).await,
+        Err(error) => wrong(error),
+    }
+}
+
+async fn exempt(
+    State(commands): State<Commands>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Body(ExemptRequest { cidr, interface, for_seconds, owner }): Body<ExemptRequest>,
+) -> Response {
+    let duration = for_seconds.map(Duration::from_secs);
+    match ExemptOrder::new(&cidr, interface, owner, duration) {
+        Ok(order) => commands.answer("exempt", &cidr, Order::Exempt(order), peer).await,
+        Err(error) => {
+            commands.note(&peer, "exempt", &cidr, None, Err(error.clone()));
+            wrong(error)
+        }
+    }
+}
+
+async fn unexempt(
+    State(commands): State<Commands>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Body(UnexemptRequest { cidr, interface }): Body<UnexemptRequest>,
+) -> Response {
+    match network(&cidr) {
+        Ok(net) => commands.answer("unexempt", &cidr, Order::Unexempt(net, interface), peer).await,
         Err(error) => wrong(error),
     }
 }

@@ -38,7 +38,9 @@ pub use audit::{AuditPage, Entry};
 use body::Whole;
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 use commands::Commands;
-pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
+pub use commands::{
+    ApplyRequest, BlockRequest, ExemptRequest, ModeRequest, Peer, UnblockRequest, UnexemptRequest,
+};
 pub use control::{ControlError, ControlSocket};
 pub use events::{EventsRequest, FollowLine, FollowTotals, RecentEvents};
 use openapi::Place;

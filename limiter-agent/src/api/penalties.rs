@@ -232,7 +232,7 @@ impl Api {
             match host::peers_of_port(port).await {
                 Ok(found) => peers.extend(found),
                 Err(error) => {
-                    log::warn!("whether an ssh session is penalised is not known: {error}")
+                    log::warn!("whether an ssh session is penalised is not known: {error}");
                 }
             }
         }

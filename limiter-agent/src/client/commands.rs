@@ -9,8 +9,13 @@ use limiter_common::abi;
 use serde::Serialize;
 
 use super::{answers, ask, print, print_json};
-use crate::api::{ApplyRequest, BlockRequest, ModeRequest, UnblockRequest};
-use crate::cli::{ApplyArgs, BlockArgs, ClientArgs, Failure, ModeArgs, NewMode, UnblockArgs};
+use crate::api::{
+    ApplyRequest, BlockRequest, ExemptRequest, ModeRequest, UnblockRequest, UnexemptRequest,
+};
+use crate::cli::{
+    ApplyArgs, BlockArgs, ClientArgs, ExemptArgs, Failure, ModeArgs, NewMode, UnblockArgs,
+    UnexemptArgs,
+};
 use crate::config::read_text;
 use crate::datapath;
 use crate::status::{Change, utc};
@@ -68,6 +73,29 @@ pub fn block(args: &BlockArgs) -> Result<(), Failure> {
 /// As for [`mode`].
 pub fn unblock(args: &UnblockArgs) -> Result<(), Failure> {
     command(&args.client, "/v1/unblock", &UnblockRequest { cidr: args.cidr.clone() })
+}
+
+/// `limiter-agent exempt CIDR`.
+///
+/// # Errors
+/// As for [`mode`].
+pub fn exempt(args: &ExemptArgs) -> Result<(), Failure> {
+    let request = ExemptRequest {
+        cidr: args.cidr.clone(),
+        interface: args.interface.clone(),
+        for_seconds: args.duration.map(whole_seconds),
+        owner: args.owner.clone(),
+    };
+    command(&args.client, "/v1/exempt", &request)
+}
+
+/// `limiter-agent unexempt CIDR`.
+///
+/// # Errors
+/// As for [`mode`].
+pub fn unexempt(args: &UnexemptArgs) -> Result<(), Failure> {
+    let (cidr, interface) = (args.cidr.clone(), args.interface.clone());
+    command(&args.client, "/v1/unexempt", &UnexemptRequest { cidr, interface })
 }
 
 /// Changes the mode where no agent answers, in what one left pinned.

@@ -457,6 +457,36 @@ fn the_examples_of_the_default_configuration_are_valid() {
     assert_eq!(config.warnings, []);
     let entries = (config.prefixes.len(), config.exemptions.len(), config.blocks.len());
     assert_eq!(entries, (1, 1, 1));
+    assert!(config.application.socket.is_some() && config.application.trusted_proxies.len() == 1);
+}
+
+#[test]
+fn the_socket_for_applications_is_read_with_its_terms() {
+    let bridge = |text: &str| parse(&with(text)).map(|config| config.application);
+    let none = bridge("").unwrap();
+    assert!(none.socket.is_none() && none.trusted_proxies.is_empty());
+    assert_eq!((none.first_penalty.as_secs(), none.longest_penalty.as_secs()), (10, 3600));
+    let some = bridge(
+        "[application]\nsocket = \"/run/a.sock\"\ntrusted_proxies = [\"10.0.0.0/8\", \"2001:db8::7\"]\n\
+         first_penalty = \"1m\"\npenalties = { rate = \"1/m\", burst = 2 }",
+    )
+    .unwrap();
+    assert_eq!(some.first_penalty.as_secs(), 60);
+    assert_eq!(some.trusted_proxies[1].to_string(), "2001:db8::7/128");
+    for (line, parts) in [
+        ("socket = \"app.sock\"", ["cannot be the path of a socket", "absolute"]),
+        ("group = \"a b\"", ["cannot be a group's name", "limiter-app"]),
+        ("trusted_proxies = [\"10.0.0.1/8\"]", ["is not a network", "10.0.0.0/8"]),
+        ("first_penalty = \"soon\"", ["is no time", "\"10s\""]),
+        ("longest_penalty = \"25h\"", ["is no time", "24h"]),
+        ("longest_penalty = \"5s\"", ["longer than the longest", "first_penalty"]),
+        ("trusted_proxy = [\"10.0.0.0/8\"]", ["unknown key", "did you mean \"trusted_proxies\"?"]),
+    ] {
+        let errors = bridge(&format!("[application]\n{line}")).unwrap_err();
+        let text = errors.to_string();
+        assert!(errors.as_slice().len() == 1 && parts.iter().all(|it| text.contains(it)), "{text}");
+        assert!(text.contains("application"), "{text}");
+    }
 }
 
 /// The rows `| `key` |` of the reference, with the table that their section is about.

@@ -61,18 +61,18 @@ impl Level {
     /// Packets that pass at once; full frames where only bytes are limited.
     pub(super) fn remaining(&self) -> u64 {
         let frames = self.remaining_bytes().map(|bytes| bytes / FRAME);
-        self.packets.map(|it| it.left()).or(frames).unwrap_or(u64::from(u32::MAX))
+        self.packets.map(Dimension::left).or(frames).unwrap_or(u64::from(u32::MAX))
     }
 
     /// Bytes that pass at once.
     pub(super) fn remaining_bytes(&self) -> Option<u64> {
-        self.bytes.map(|it| it.left())
+        self.bytes.map(Dimension::left)
     }
 
     /// The burst, in what [`remaining`](Self::remaining) counts.
     pub(super) fn quota(&self) -> u64 {
         let frames = self.bytes.map(|it| it.burst() / FRAME);
-        self.packets.map(|it| it.burst()).or(frames).unwrap_or(u64::from(u32::MAX))
+        self.packets.map(Dimension::burst).or(frames).unwrap_or(u64::from(u32::MAX))
     }
 
     /// Seconds in which an empty bucket fills, one at least.
@@ -94,8 +94,8 @@ impl Level {
     /// What it is when it is full.
     pub(super) fn limit(&self) -> LimitReport {
         LimitReport {
-            packets: self.packets.map(|it| it.limit()),
-            bytes: self.bytes.map(|it| it.limit()),
+            packets: self.packets.map(Dimension::limit),
+            bytes: self.bytes.map(Dimension::limit),
         }
     }
 
@@ -149,8 +149,8 @@ mod tests {
         Limits { packets: PacketLimit::new(rate, burst).expect("fits"), ..Limits::NONE }
     }
 
-    fn bucket(packets: Tick, bytes: Option<Tick>) -> Option<Bucket> {
-        Some(Bucket { packets, bytes })
+    fn level_of(limits: &Limits, packets: Tick, bytes: Option<Tick>, now: Tick) -> Level {
+        Level::of(limits, Some(Bucket { packets, bytes }), now)
     }
 
     #[test]
@@ -160,14 +160,14 @@ mod tests {
         assert_eq!((full.remaining(), full.reset(), full.wait()), (100, 0, 0));
         assert_eq!((full.quota(), full.window(), full.is_used()), (100, 10, false));
         // Forty are used: four seconds.
-        let level = Level::of(&limits, bucket(now.plus(4 * Tick::PER_SECOND), None), now);
+        let level = level_of(&limits, now.plus(4 * Tick::PER_SECOND), None, now);
         assert_eq!((level.remaining(), level.reset(), level.wait()), (60, 4, 0));
-        let empty = Level::of(&limits, bucket(now.plus(10 * Tick::PER_SECOND), None), now);
+        let empty = level_of(&limits, now.plus(10 * Tick::PER_SECOND), None, now);
         assert_eq!((empty.remaining(), empty.reset(), empty.wait()), (0, 10, 1));
         // A lowered limit leaves a debt beyond the burst.
-        let debt = Level::of(&limits, bucket(now.plus(15 * Tick::PER_SECOND), None), now);
+        let debt = level_of(&limits, now.plus(15 * Tick::PER_SECOND), None, now);
         assert_eq!((debt.remaining(), debt.wait()), (0, 6));
-        let past = Level::of(&limits, bucket(Tick(1), None), now);
+        let past = level_of(&limits, Tick(1), None, now);
         assert_eq!((past.remaining(), past.is_used()), (100, false));
     }
 
@@ -177,12 +177,12 @@ mod tests {
         let bytes = ByteLimit::new(rate, 500_000).expect("fits");
         let limits = Limits { bytes, ..Limits::NONE };
         let now = Tick(1 << 50);
-        let level = Level::of(&limits, bucket(now, Some(now.plus(Tick::PER_SECOND / 4))), now);
+        let level = level_of(&limits, now, Some(now.plus(Tick::PER_SECOND / 4)), now);
         assert_eq!(level.remaining_bytes(), Some(250_000));
         assert_eq!((level.remaining(), level.quota()), (250_000 / FRAME, 500_000 / FRAME));
         let limit = level.limit().bytes.expect("is limited");
         assert!((limit.per_second - 1e6).abs() < 1.0 && limit.burst == 500_000, "{limit:?}");
-        let empty = Level::of(&limits, bucket(now, Some(now.plus(Tick::PER_SECOND / 2))), now);
+        let empty = level_of(&limits, now, Some(now.plus(Tick::PER_SECOND / 2)), now);
         assert_eq!((empty.remaining(), empty.wait()), (0, 1));
         assert_eq!(Level::of(&Limits::NONE, None, now).wait(), 0);
     }

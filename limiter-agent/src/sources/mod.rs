@@ -328,7 +328,7 @@ impl View {
             end.map_or(LONGEST_WAIT, |end| seconds(end.duration_since(now).unwrap_or_default()))
         });
         let is_exempt = !exemptions.is_empty();
-        let summary = policy::summary(&exemptions, end.map(|end| end.map(utc)), prefix);
+        let summary = policy::summary(&exemptions, end.map(policy::ends), prefix);
         let classes = self.rules.iter().enumerate().zip(&found.buckets);
         let classes = classes.filter_map(|((order, rule), bucket)| {
             let own = (order.checked_sub(self.reserves()))

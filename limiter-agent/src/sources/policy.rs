@@ -108,17 +108,21 @@ impl BlockSeen {
     }
 
     pub(super) fn in_words(&self) -> String {
-        let end =
-            self.expires.map_or("without an end".to_owned(), |at| format!("until {}", utc(at)));
+        let end = ends(self.expires);
         let whose = if self.by.is_some() { "an operator" } else { "the configuration" };
         format!("{} is blocked by {whose} {end}", self.cidr)
     }
 }
 
-/// What it all comes to. `end` is that of the blocks, if there are any.
+/// When something ends, in words.
+pub(super) fn ends(at: Option<SystemTime>) -> String {
+    at.map_or("without an end".to_owned(), |at| format!("until {}", utc(at)))
+}
+
+/// What it all comes to. `end` is that of the blocks in words, if there are any.
 pub(super) fn summary(
     exemptions: &[Exemption],
-    end: Option<Option<String>>,
+    end: Option<String>,
     prefix: Option<&PrefixSeen>,
 ) -> String {
     let mut parts = Vec::new();
@@ -128,7 +132,6 @@ pub(super) fn summary(
         parts.push(format!("exempt {place} as {cidr} (owner {owner})"));
     }
     if let Some(end) = end {
-        let end = end.map_or("without an end".to_owned(), |end| format!("until {end}"));
         let beside = if exemptions.is_empty() { "" } else { " elsewhere" };
         parts.push(format!("blocked{beside} {end}"));
     }

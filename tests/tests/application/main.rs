@@ -1,6 +1,7 @@
 //! What applications ask and tell on their socket: what a source has left, penalties that the kernel keeps,
 //! proofs; and what is said to those who ask for what they must not have.
 
+mod openapi;
 mod server;
 mod stage;
 
@@ -19,7 +20,7 @@ use limiter_tests::{
 };
 use serde_json::{Value, json};
 
-use stage::{BURST, Stage, config, whole};
+use stage::{BURST, Stage, command, config, whole};
 
 const APPLICATION: &str = r#"
 first_penalty = "2s"
@@ -31,7 +32,7 @@ penalty_memory = "1h"
 fn wait_until(time: &Value) -> Result<()> {
     let end = humantime(time.as_str().context("a time")?)?;
     if let Ok(left) = end.duration_since(SystemTime::now()) {
-        ensure!(left < Duration::from_secs(60), "{time} is far away");
+        ensure!(left < Duration::from_mins(1), "{time} is far away");
         thread::sleep(left);
     }
     // The wall clock and the kernel's are read at two moments.
@@ -80,7 +81,7 @@ fn a_source_has_left_what_it_has_not_sent() -> Result<()> {
     assert!(report["pressure"]["udp"].as_f64().is_some_and(|it| it > 0.0 && it < 1.0), "{report}");
 
     // The same on the other sockets, but for the second that may have passed.
-    for other in [stage.control(&agent, &Request::get(target), 200)?, stage.metrics(target)?] {
+    for other in [command(&agent, &Request::get(target), 200)?, stage.metrics(target)?] {
         assert_eq!(class(&other, "udp")?["remaining"], udp["remaining"]);
         assert_eq!(other["standing"], "seen");
     }
@@ -206,7 +207,7 @@ fn an_abuser_is_blocked_in_the_kernel_longer_each_time_and_comes_back() -> Resul
     assert_eq!(stage.fate(&agent, address, 1)?.passed, 1);
     let given = stage.ask(&Request::post("/v1/penalties", &body), 200)?;
     assert_eq!(given["level"], 1);
-    let list = stage.control(&agent, &Request::get("/v1/penalties"), 200)?;
+    let list = command(&agent, &Request::get("/v1/penalties"), 200)?;
     assert_eq!(list["penalties"][0]["source"], "198.51.100.7/32");
     assert_eq!(list["penalties"][0]["reason"], "429s");
     agent.terminate()?;
@@ -247,7 +248,7 @@ fn some_are_never_penalised_and_the_reason_is_said() -> Result<()> {
     );
     let agent = stage.start(&text)?;
     assert!(agent.command(&["block", "198.18.0.0/16"])?.status.success());
-    let before = stage.control(&agent, &Request::get("/v1/penalties"), 200)?;
+    let before = command(&agent, &Request::get("/v1/penalties"), 200)?;
     for (address, status, code) in [
         ("198.51.100.3", 403, "trusted-proxy"),
         // Its /64 has a proxy in it.
@@ -267,7 +268,7 @@ fn some_are_never_penalised_and_the_reason_is_said() -> Result<()> {
         let errors = problem["errors"].as_array().context("a list")?;
         assert!(errors.iter().any(|it| it.as_str().is_some_and(|it| it.len() > 20)), "{problem}");
     }
-    let after = stage.control(&agent, &Request::get("/v1/penalties"), 200)?;
+    let after = command(&agent, &Request::get("/v1/penalties"), 200)?;
     assert_eq!((&after, &after["penalties"]), (&before, &json!([])));
     // What comes from the proxy still passes.
     assert_eq!(stage.fate(&agent, "198.51.100.3", 20)?.passed, 20);
@@ -346,7 +347,7 @@ fn every_write_is_audited() -> Result<()> {
     let stage = Stage::new()?;
     let agent = stage.start(&config("trusted_proxies = [\"10.9.0.0/16\"]\n", stage.socket()))?;
     let post = |target, body: &Value, status| stage.ask(&Request::post(target, body), status);
-    stage.control(
+    command(
         &agent,
         &Request::post(
             "/v1/block",
@@ -357,8 +358,8 @@ fn every_write_is_audited() -> Result<()> {
     post("/v1/penalties", &json!({"address": "198.51.100.1", "reason": "x\ny"}), 200)?;
     post("/v1/penalties", &json!({"address": "10.9.1.1"}), 403)?;
     post("/v1/proven", &json!({"addresses": ["198.51.100.2", "198.51.100.3"]}), 200)?;
-    stage.control(&agent, &Request::post("/v1/reload", &json!({})), 200)?;
-    let all = stage.control(&agent, &Request::get("/v1/audit"), 200)?;
+    command(&agent, &Request::post("/v1/reload", &json!({})), 200)?;
+    let all = command(&agent, &Request::get("/v1/audit"), 200)?;
     let entries = all["entries"].as_array().context("a list")?;
     let brief: Vec<_> = entries
         .iter()
@@ -385,11 +386,11 @@ fn every_write_is_audited() -> Result<()> {
     }
     assert!(entries[2]["outcome"].as_str().is_some_and(|it| it.contains("trusted proxy")), "{all}");
     // In pages, and each once in the log.
-    let first = stage.control(&agent, &Request::get("/v1/audit?limit=2"), 200)?;
+    let first = command(&agent, &Request::get("/v1/audit?limit=2"), 200)?;
     assert_eq!((&first["next"], &first["entries"][1]), (&json!(2), &entries[1]));
-    let second = stage.control(&agent, &Request::get("/v1/audit?limit=3&after=2"), 200)?;
+    let second = command(&agent, &Request::get("/v1/audit?limit=3&after=2"), 200)?;
     assert_eq!((&second["next"], &second["entries"][0]), (&Value::Null, &entries[2]));
-    stage.control(&agent, &Request::get("/v1/audit?limit=0"), 422)?;
+    command(&agent, &Request::get("/v1/audit?limit=0"), 422)?;
     let log = agent.log();
     let by = format!("(by uid 0, pid {}, gid 0, application socket)", process::id());
     let lines = log.lines().filter(|line| line.contains("penalty 198.51.100.1 until 20"));
@@ -412,6 +413,48 @@ fn penalties_outlive_a_crash() -> Result<()> {
     let fate = stage.fate(&agent, "198.51.100.1", 50)?;
     assert_eq!(fate.blocked, 50, "{fate:?}");
     assert_eq!(whole(agent.metrics()?.sum("limiter_blocks", &[])), 1);
+    agent.terminate()?;
+    Ok(())
+}
+
+/// An exemption by command holds on its interface until its end, over a reload and a crash.
+#[test]
+fn an_exemption_by_command_holds_until_its_end() -> Result<()> {
+    let mut stage = Stage::new()?;
+    let text = config("", stage.socket());
+    let agent = stage.start(&text)?;
+    let address = "198.51.100.1";
+    assert!(stage.fate(&agent, address, 2 * BURST)?.passed < 2 * BURST);
+    let refused = agent.command(&["exempt", address, "--interface", "eth9"])?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let done = agent.command(&[
+        "exempt",
+        address,
+        "--interface",
+        "edge0",
+        "--for",
+        "25s",
+        "--owner",
+        "ops",
+    ])?;
+    assert!(done.status.success(), "{done:?}");
+    agent.reload(&text)?;
+    assert_eq!(stage.fate(&agent, address, 2 * BURST)?.passed, 2 * BURST);
+    let agent = agent.kill_and_start(&["--unpinned"])?;
+    assert_eq!(stage.fate(&agent, address, 2 * BURST)?.passed, 2 * BURST);
+    let report = stage.ask(&Request::get("/v1/sources/198.51.100.1"), 200)?;
+    let exemption = &report["policy"]["exemptions"][0];
+    assert_eq!((&exemption["owner"], &exemption["interface"]), (&json!("ops"), &json!("edge0")));
+    let body = json!({"address": address});
+    assert_eq!(stage.ask(&Request::post("/v1/penalties", &body), 403)?["code"], "exempt");
+    wait_until(&exemption["expires"])?;
+    assert!(stage.fate(&agent, address, 2 * BURST)?.passed < 2 * BURST, "it is over");
+    // And one that is taken back.
+    for words in [["exempt", "203.0.113.0/24"], ["unexempt", "203.0.113.0/24"]] {
+        assert!(agent.command(&[words[0], words[1], "--interface", "edge0"])?.status.success());
+        let passed = stage.fate(&agent, "203.0.113.5", 5 * BURST)?.passed;
+        assert_eq!(passed == 5 * BURST, words[0] == "exempt", "{words:?}: {passed}");
+    }
     agent.terminate()?;
     Ok(())
 }

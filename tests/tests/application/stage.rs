@@ -129,21 +129,16 @@ impl Stage {
         checked(request, &request.on(&self.socket)?, status)
     }
 
-    /// Asks on the control socket.
-    pub(crate) fn control(
-        &self,
-        agent: &Agent,
-        request: &Request<'_>,
-        status: u16,
-    ) -> Result<Value> {
-        checked(request, &request.on(&control(agent))?, status)
-    }
-
     /// Asks on the metrics address.
     pub(crate) fn metrics(&self, target: &str) -> Result<Value> {
         let request = Request::get(target);
         checked(&request, &self.edge.netns.run(|| request.at(METRICS))?, 200)
     }
+}
+
+/// Asks on the control socket, and expects this status.
+pub(crate) fn command(agent: &Agent, request: &Request<'_>, status: u16) -> Result<Value> {
+    checked(request, &request.on(&control(agent))?, status)
 }
 
 pub(crate) fn control(agent: &Agent) -> PathBuf {
