@@ -128,7 +128,7 @@ impl Measure {
     }
 
     /// Takes a reading in.
-    pub fn read(&mut self, mut reading: Reading<'_>) -> Orders {
+    pub fn read(&mut self, reading: Reading<'_>) -> Orders {
         let is_second = (WINDOW..=LONGEST_WINDOW).contains(&reading.elapsed);
         self.unwatched = reading.unwatched;
         self.begin_hour(reading.elapsed);
