@@ -219,7 +219,7 @@ fn change(
             }
         }
     }
-    let text: String = lines.iter().map(|line| format!("{MARK}{line}\n")).collect();
+    let text = marked(&lines);
     let key = if table.contains_key("packets") { "packets" } else { "bytes" };
     explain(table, key, &text);
 }
@@ -286,7 +286,12 @@ fn header(measured: &Measured<'_>, request: &Request) -> String {
             false_proofs * 100.0
         ));
     }
-    lines.iter().map(|line| format!("{MARK}{line}\n")).collect()
+    marked(&lines)
+}
+
+/// The lines as comments that are known again.
+fn marked(lines: &[String]) -> String {
+    lines.iter().flat_map(|line| [MARK, line.as_str(), "\n"]).collect()
 }
 
 /// What the limits of a class follow from, one line each.
@@ -316,11 +321,10 @@ fn evidence(report: &ClassReport, advice: &Advice, terms: &Terms) -> Vec<String>
         format!("follows the proven, of whom none sent more than {} packets", advice.followed_packets)
     } else {
         format!(
-            "follows all, since fewer than {} have proven themselves: up to {} packets; {} sources in a \
-             thousand, or {} an hour, that are more than {} times above all others are not followed",
+            "follows all, since fewer than {} have proven themselves, up to {} packets; not, of the {} highest of \
+             an hour or one in a thousand, those more than {} times above the next",
             terms.min_sources,
             advice.followed_packets,
-            1,
             advice::HANDFUL,
             super::Distribution::OUTLIER,
         )
