@@ -299,6 +299,7 @@ fn honest_traffic_loses_nothing_under_its_recommendation_and_a_flooder_is_cut() 
 
     let (text, answer) = recommended(&agent, &["--enforce"])?;
     assert!(text.contains("# A comment that stays."), "{text}");
+    assert!(text.contains("# too low"), "{text}");
     assert!(text.contains("rate = \"77/s\", burst = 777"), "the class without traffic: {text}");
     assert!(advice(&answer, "rest").is_err(), "{answer}");
     assert_eq!(advice(&answer, "web")?["follows_proven"], true, "{answer}");

@@ -152,7 +152,7 @@ fn write(
     let mut document: DocumentMut =
         text.parse().map_err(|error: toml_edit::TomlError| Refusal::Text(error.to_string()))?;
     if request.enforce {
-        document.insert("mode", value(Mode::Enforce.as_str()));
+        set(document.as_table_mut(), "mode", Mode::Enforce.as_str());
     }
     if let Some(limit) = recommendation.new_sources {
         let table = document.entry("table").or_insert_with(|| Item::Table(Table::new()));
@@ -194,7 +194,7 @@ fn change(
         Outcome::Kept(why) => {
             lines.push(format!("limits as they were: {why}"));
             if request.enforce {
-                table.insert("mode", value((measured.mode)(class).as_str()));
+                set(table, "mode", (measured.mode)(class).as_str());
             }
         }
         Outcome::Limits(advice) => {
@@ -211,8 +211,8 @@ fn change(
                     set_budget(table, key, *limit, is_bytes);
                 }
             }
-            if request.enforce {
-                table.remove("mode");
+            if request.enforce && table.contains_key("mode") {
+                set(table, "mode", Mode::Enforce.as_str());
             }
             if let Some(report) = report {
                 lines = evidence(report, advice, &request.terms);
@@ -229,14 +229,25 @@ fn set_budget(table: &mut dyn TableLike, key: &str, limit: Limit, is_bytes: bool
     let rate = rate(whole(limit.per_second), is_bytes);
     let burst = i64::try_from(limit.burst).unwrap_or(i64::MAX);
     if let Some(budget) = table.get_mut(key).and_then(Item::as_table_like_mut) {
-        budget.insert("rate", value(rate));
-        budget.insert("burst", value(burst));
+        set(budget, "rate", rate);
+        set(budget, "burst", burst);
         return;
     }
     let mut budget = InlineTable::new();
     budget.insert("rate", Value::from(rate));
     budget.insert("burst", Value::from(burst));
     table.insert(key, value(budget));
+}
+
+/// Sets a value and leaves the comments around it.
+fn set(table: &mut dyn TableLike, key: &str, new: impl Into<Value>) {
+    let mut new = new.into();
+    if let Some(Item::Value(old)) = table.get_mut(key) {
+        *new.decor_mut() = old.decor().clone();
+        *old = new;
+    } else {
+        table.insert(key, Item::Value(new));
+    }
 }
 
 /// Puts a comment above a key, below what is there.
