@@ -223,7 +223,8 @@ fn drain(server: &TcpListener, stop: &AtomicBool) {
 
 /// Asks for limits for what a test can record.
 fn recommend(agent: &Agent, arguments: &[&str]) -> Result<Output> {
-    agent.command(&[&["recommend", "--min-time", "15s", "--min-sources", "20"], arguments].concat())
+    let enough = ["recommend", "--min-time", "15s", "--min-sources", "20"];
+    agent.command(&[&enough[..], arguments].concat())
 }
 
 fn refusal(output: &Output) -> Result<String> {
@@ -276,7 +277,8 @@ fn honest_traffic_loses_nothing_under_its_recommendation_and_a_flooder_is_cut() 
     stage.play(RECORDED)?;
     let error = refusal(&agent.command(&["recommend"])?)?;
     assert!(error.contains("and 1h are needed"), "{error}");
-    let error = refusal(&recommend(&agent, &["--min-sources", "1000"])?)?;
+    let error =
+        refusal(&agent.command(&["recommend", "--min-time", "15s", "--min-sources", "1000"])?)?;
     assert!(error.contains("1000 are needed"), "{error}");
     let error = refusal(&recommend(&agent, &["--margin", "0.5"])?)?;
     assert!(error.contains("write a number from 1"), "{error}");
@@ -297,6 +299,7 @@ fn honest_traffic_loses_nothing_under_its_recommendation_and_a_flooder_is_cut() 
 
     let (text, answer) = recommended(&agent, &["--enforce"])?;
     assert!(text.contains("# A comment that stays."), "{text}");
+    assert!(text.contains("# too low"), "{text}");
     assert!(text.contains("rate = \"77/s\", burst = 777"), "the class without traffic: {text}");
     assert!(advice(&answer, "rest").is_err(), "{answer}");
     assert_eq!(advice(&answer, "web")?["follows_proven"], true, "{answer}");
@@ -329,7 +332,7 @@ fn honest_traffic_loses_nothing_under_its_recommendation_and_a_flooder_is_cut() 
     );
 
     // What is enforced is not measured.
-    let error = refusal(&recommend(&agent, &["--min-time", "1s"])?)?;
+    let error = refusal(&recommend(&agent, &[])?)?;
     assert!(error.contains("class \"dns\": it is in mode enforce"), "{error}");
     agent.terminate()?;
     Ok(())

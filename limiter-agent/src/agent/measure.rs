@@ -57,7 +57,7 @@ impl Agent {
         self.watch.read = Instant::now();
         let now = host::monotonic();
         let (datapath, apart) = (&self.datapath, &self.watch.apart);
-        let Orders { forget, mask } = self.watch.measure.read(Reading {
+        let Orders { forget, mask } = self.watch.measure.read(&mut Reading {
             counts: &mut counts.into_iter(),
             elapsed,
             observed: &observed,

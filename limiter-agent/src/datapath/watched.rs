@@ -112,8 +112,8 @@ impl WatchedMaps {
         let mut read = 0;
         for batch in 0..MOST {
             let mut attributes = Batch {
-                in_batch: if batch == 0 { 0 } else { address(&raw mut place) },
-                out_batch: address(&raw mut place),
+                from: if batch == 0 { 0 } else { address(&raw mut place) },
+                to: address(&raw mut place),
                 keys: address(keys[read..].as_mut_ptr()),
                 values: address(values[read..].as_mut_ptr()),
                 count: u32::try_from(keys.len() - read).unwrap_or(u32::MAX),
@@ -178,8 +178,10 @@ const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 #[derive(Default)]
 #[repr(C)]
 struct Batch {
-    in_batch: u64,
-    out_batch: u64,
+    /// `in_batch`: where to begin, or null.
+    from: u64,
+    /// `out_batch`: where that is written which the next one begins with.
+    to: u64,
     keys: u64,
     values: u64,
     count: u32,

@@ -98,7 +98,7 @@ impl ClassHour {
     pub(super) fn record(&mut self, source: &WatchedSource, live: &Live) {
         match live.packets {
             0 => {}
-            _ if live.is_apart => self.apart += 1,
+            _ if live.is_apart == Some(true) => self.apart += 1,
             1 => self.group(live).singles += 1,
             _ => self.group(live).record(source, live),
         }
@@ -179,8 +179,8 @@ pub(super) struct Live {
     silent: u32,
     is_known: bool,
     pub(super) is_proven: bool,
-    is_apart: bool,
-    is_apart_known: bool,
+    /// None while it is not known.
+    is_apart: Option<bool>,
 }
 
 /// What a source sent in a window.
@@ -219,15 +219,12 @@ impl Live {
     /// Finds out what is not known of it yet; once proven it stays so.
     pub(super) fn learn(&mut self, is_proven: impl Fn() -> bool, is_apart: impl Fn() -> bool) {
         self.is_proven = self.is_proven || is_proven();
-        if !self.is_apart_known {
-            self.is_apart = is_apart();
-            self.is_apart_known = true;
-        }
+        self.is_apart = self.is_apart.or_else(|| Some(is_apart()));
     }
 
     /// Prefixes may have changed.
     pub(super) fn ask_again(&mut self) {
-        self.is_apart_known = false;
+        self.is_apart = None;
     }
 
     /// Whether it sent nothing for so long; for less if it is one that sent a single packet.

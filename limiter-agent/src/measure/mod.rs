@@ -128,7 +128,7 @@ impl Measure {
     }
 
     /// Takes a reading in.
-    pub fn read(&mut self, reading: Reading<'_>) -> Orders {
+    pub fn read(&mut self, reading: &mut Reading<'_>) -> Orders {
         let is_second = (WINDOW..=LONGEST_WINDOW).contains(&reading.elapsed);
         self.unwatched = reading.unwatched;
         self.begin_hour(reading.elapsed);
@@ -158,7 +158,7 @@ impl Measure {
                 hour.class(class).window(reading.elapsed, sums.times(factor));
             }
         }
-        self.make_room(&reading, &mut forget);
+        self.make_room(reading, &mut forget);
         for source in &forget {
             self.finish(source);
         }

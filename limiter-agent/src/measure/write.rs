@@ -152,7 +152,7 @@ fn write(
     let mut document: DocumentMut =
         text.parse().map_err(|error: toml_edit::TomlError| Refusal::Text(error.to_string()))?;
     if request.enforce {
-        document.insert("mode", value(Mode::Enforce.as_str()));
+        set(document.as_table_mut(), "mode", Mode::Enforce.as_str());
     }
     if let Some(limit) = recommendation.new_sources {
         let table = document.entry("table").or_insert_with(|| Item::Table(Table::new()));
@@ -194,7 +194,7 @@ fn change(
         Outcome::Kept(why) => {
             lines.push(format!("limits as they were: {why}"));
             if request.enforce {
-                table.insert("mode", value((measured.mode)(class).as_str()));
+                set(table, "mode", (measured.mode)(class).as_str());
             }
         }
         Outcome::Limits(advice) => {
@@ -211,15 +211,15 @@ fn change(
                     set_budget(table, key, *limit, is_bytes);
                 }
             }
-            if request.enforce {
-                table.remove("mode");
+            if request.enforce && table.contains_key("mode") {
+                set(table, "mode", Mode::Enforce.as_str());
             }
             if let Some(report) = report {
                 lines = evidence(report, advice, &request.terms);
             }
         }
     }
-    let text: String = lines.iter().map(|line| format!("{MARK}{line}\n")).collect();
+    let text = marked(&lines);
     let key = if table.contains_key("packets") { "packets" } else { "bytes" };
     explain(table, key, &text);
 }
@@ -229,14 +229,25 @@ fn set_budget(table: &mut dyn TableLike, key: &str, limit: Limit, is_bytes: bool
     let rate = rate(whole(limit.per_second), is_bytes);
     let burst = i64::try_from(limit.burst).unwrap_or(i64::MAX);
     if let Some(budget) = table.get_mut(key).and_then(Item::as_table_like_mut) {
-        budget.insert("rate", value(rate));
-        budget.insert("burst", value(burst));
+        set(budget, "rate", rate);
+        set(budget, "burst", burst);
         return;
     }
     let mut budget = InlineTable::new();
     budget.insert("rate", Value::from(rate));
     budget.insert("burst", Value::from(burst));
     table.insert(key, value(budget));
+}
+
+/// Sets a value and leaves the comments around it.
+fn set(table: &mut dyn TableLike, key: &str, new: impl Into<Value>) {
+    let mut new = new.into();
+    if let Some(Item::Value(old)) = table.get_mut(key) {
+        *new.decor_mut() = old.decor().clone();
+        *old = new;
+    } else {
+        table.insert(key, Item::Value(new));
+    }
 }
 
 /// Puts a comment above a key, below what is there.
@@ -286,7 +297,12 @@ fn header(measured: &Measured<'_>, request: &Request) -> String {
             false_proofs * 100.0
         ));
     }
-    lines.iter().map(|line| format!("{MARK}{line}\n")).collect()
+    marked(&lines)
+}
+
+/// The lines as comments that are known again.
+fn marked(lines: &[String]) -> String {
+    lines.iter().flat_map(|line| [MARK, line.as_str(), "\n"]).collect()
 }
 
 /// What the limits of a class follow from, one line each.
@@ -316,11 +332,10 @@ fn evidence(report: &ClassReport, advice: &Advice, terms: &Terms) -> Vec<String>
         format!("follows the proven, of whom none sent more than {} packets", advice.followed_packets)
     } else {
         format!(
-            "follows all, since fewer than {} have proven themselves: up to {} packets; {} sources in a \
-             thousand, or {} an hour, that are more than {} times above all others are not followed",
+            "follows all, since fewer than {} have proven themselves, up to {} packets; not, of the {} highest of \
+             an hour or one in a thousand, those more than {} times above the next",
             terms.min_sources,
             advice.followed_packets,
-            1,
             advice::HANDFUL,
             super::Distribution::OUTLIER,
         )
