@@ -41,6 +41,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// Show what the running agent does
     Status(ClientArgs),
+    /// Show who has TCP connections open to this host, the most first
+    Connections(client::ConnectionsArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
     /// Make the running agent read its configuration again
@@ -284,6 +286,7 @@ impl Cli {
             Command::Check(args) => check::check(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
+            Command::Connections(args) => client::connections(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Reload(args) => client::reload(&args),
             Command::Apply(args) => client::apply(&args),

@@ -1,6 +1,7 @@
 //! The commands that ask the running agent over its control socket.
 
 mod commands;
+mod connections;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
@@ -21,6 +22,7 @@ use crate::status::{Reload, Status};
 use crate::unattended::Unattended;
 
 pub use commands::{apply, block, confirm, mode, unblock};
+pub use connections::{ConnectionsArgs, connections};
 
 /// How long the agent may take; a reload waits for the kernel.
 const PATIENCE: Duration = Duration::from_secs(30);

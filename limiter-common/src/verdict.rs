@@ -46,6 +46,8 @@ pub enum Reason {
     Established = 17,
     /// The same, over the limit of all such flows.
     EstablishedRate = 18,
+    /// It would open a connection, and its source has as many open as the class lets it have.
+    Connections = 19,
 }
 
 impl Reason {
@@ -70,9 +72,10 @@ impl Reason {
         Self::Total,
         Self::Established,
         Self::EstablishedRate,
+        Self::Connections,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 19;
+    pub const COUNT: u32 = 20;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -90,7 +93,8 @@ impl Reason {
             | Self::Ceiling
             | Self::Unproven
             | Self::Total
-            | Self::EstablishedRate => true,
+            | Self::EstablishedRate
+            | Self::Connections => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
@@ -125,6 +129,7 @@ impl Reason {
             Self::Total => "total",
             Self::Established => "established",
             Self::EstablishedRate => "established_rate",
+            Self::Connections => "connections",
         }
     }
 

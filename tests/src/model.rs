@@ -48,6 +48,7 @@ impl Model {
             known: RefCell::default(),
             flows: RefCell::default(),
             flow_ports: RefCell::default(),
+            connections: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -69,6 +70,11 @@ impl Model {
         if let (Some(port), Some(place)) = (port, self.maps.flow(hash)) {
             flow.open(&port, &place, hash, now);
         }
+    }
+
+    /// Notes how many connections a source has open.
+    pub fn connect(&self, source: Source, count: u32) {
+        self.maps.connections.borrow_mut().insert(source, count);
     }
 
     /// What has been counted under an outcome.
@@ -100,6 +106,7 @@ struct Maps {
     known: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     flows: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     flow_ports: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
+    connections: RefCell<HashMap<Source, u32>>,
 }
 
 /// A theoretical arrival time, or a word of the filters.
@@ -181,6 +188,10 @@ impl Env for Maps {
 
     fn budget(&self, budget: BudgetCell) -> Option<Word> {
         Some(self.budgets.borrow_mut().entry(budget.index()).or_default().clone())
+    }
+
+    fn connections(&self, source: Source, _: SourceHash) -> u32 {
+        self.connections.borrow().get(&source).copied().unwrap_or(0)
     }
 
     fn is_own(&self, _: SourceAddress) -> bool {

@@ -2,6 +2,7 @@
 
 mod capture;
 mod commands;
+mod connections;
 mod control;
 
 use std::sync::Arc;
@@ -67,7 +68,8 @@ pub fn readable(agent: Shared) -> Router {
         .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
-        .with_state(agent)
+        .with_state(Arc::clone(&agent))
+        .merge(connections::routes(agent))
 }
 
 /// What those may ask who can open the control socket.

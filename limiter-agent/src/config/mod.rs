@@ -8,6 +8,7 @@
 mod budget;
 mod cidr;
 mod class;
+mod connections;
 mod error;
 mod established;
 mod expiry;

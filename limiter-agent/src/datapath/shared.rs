@@ -273,14 +273,14 @@ fn words(filters: &Mapping<KnownWords>, place: u32) -> [&AtomicU64; KNOWN_WORDS]
 }
 
 /// The memory of an array map with values of type `V`.
-struct Mapping<V> {
+pub(super) struct Mapping<V> {
     memory: MmapRaw,
     count: u32,
     value: PhantomData<V>,
 }
 
 impl<V: aya::Pod> Mapping<V> {
-    fn of(ebpf: &Ebpf, name: &'static str) -> Result<Self, DatapathError> {
+    pub(super) fn of(ebpf: &Ebpf, name: &'static str) -> Result<Self, DatapathError> {
         Self::new(ebpf.map(name).ok_or(DatapathError::MissingMap(name))?, name)
     }
 
@@ -302,12 +302,16 @@ impl<V: aya::Pod> Mapping<V> {
         Ok(Self { memory, count, value: PhantomData })
     }
 
-    fn values(&self) -> impl Iterator<Item = *mut V> {
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = *mut V> {
         (0..self.count).map(|index| self.value(index))
     }
 
     /// The value at `index`, which must be below the count.
-    fn value(&self, index: u32) -> *mut V {
+    pub(super) fn value(&self, index: u32) -> *mut V {
         assert!(index < self.count, "{index} of {}", self.count);
         // SAFETY: within the mapping, as just checked.
         unsafe { self.memory.as_mut_ptr().cast::<V>().add(index as usize) }

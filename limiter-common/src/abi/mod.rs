@@ -5,6 +5,7 @@
 //! meaning needs a new [`ABI_VERSION`]; `cargo xtask tidy` fails without one.
 
 mod bucket;
+mod connections;
 mod counter;
 mod kept;
 mod pod;
@@ -16,6 +17,7 @@ pub use bucket::{
     Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
     PortBits, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
+pub use connections::{CONNECTION_SLOTS, ConnectionLine, Hearing};
 pub use counter::{Count, CounterShape};
 pub use kept::{Head, Identity, Name, Shape};
 pub use policy::{
@@ -29,7 +31,7 @@ pub use settings::{
 
 /// The version of everything in this module.
 #[cfg(not(feature = "next-abi"))]
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 /// A version that no other agent has, for the test of upgrades.
 #[cfg(feature = "next-abi")]
 pub const ABI_VERSION: u32 = u32::MAX;
@@ -103,6 +105,10 @@ pub mod map {
     /// Array of one [`PortBits`](super::PortBits): local UDP ports whose sockets are clients' although
     /// they were bound to the port.
     pub const CLIENT_PORTS: &str = "CLIENT_PORTS";
+    /// Array of [`ConnectionLine`](super::ConnectionLine): open connections by source.
+    pub const CONNECTIONS: &str = "CONNECTIONS";
+    /// Array of one [`Hearing`](super::Hearing).
+    pub const HEARING: &str = "HEARING";
     /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
@@ -123,7 +129,7 @@ pub mod map {
     pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
 
     /// Those that outlive the agent: all but the program's constants, its log, and the samples.
-    pub const KEPT: [&str; 23] = [
+    pub const KEPT: [&str; 25] = [
         IDENTITY,
         SHAPE,
         NAMES,
@@ -147,6 +153,8 @@ pub mod map {
         FLOWS,
         CLIENTS,
         CLIENT_PORTS,
+        CONNECTIONS,
+        HEARING,
     ];
 }
 
@@ -168,6 +176,10 @@ pub mod global {
     pub const KNOWN_PLACES: &str = "KNOWN_PLACES";
     /// `u32`: places in the filter of this host's flows, those for ports not counted.
     pub const FLOW_PLACES: &str = "FLOW_PLACES";
+    /// `u32`: lines of the table of open connections.
+    pub const CONNECTION_LINES: &str = "CONNECTION_LINES";
+    /// `u64`: a number that no other loaded program has, see [`Hearing`](super::Hearing).
+    pub const INSTANCE: &str = "INSTANCE";
     /// `u32`: whether there are byte buckets, 0 or 1.
     pub const BYTES: &str = "BYTES";
     /// `u64`: nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of

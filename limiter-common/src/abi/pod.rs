@@ -6,7 +6,7 @@
 )]
 
 use super::{
-    Budget, Count, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
+    Budget, Count, Head, Hearing, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
     SampleCount, Sampling, Settings, Shape,
 };
 use crate::units::Limits;
@@ -23,6 +23,7 @@ pod!(
     Budget,
     Count,
     Head,
+    Hearing,
     Identity,
     Limits,
     LineV4,
