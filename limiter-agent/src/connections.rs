@@ -69,7 +69,9 @@ impl FromStr for Place {
             Some(Self::new(Source::from(address), open.parse().ok()?))
         });
         parsed.ok_or_else(|| {
-            format!("after: \"{text}\" is not a place in the list; write the \"next\" of a page before")
+            format!(
+                "after: \"{text}\" is not a place in the list; write the \"next\" of a page before"
+            )
         })
     }
 }

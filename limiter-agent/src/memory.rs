@@ -1,8 +1,8 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    Budget, BudgetCell, ByteTats, ConnectionLine, Count, FLOW_PORTS, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES,
-    OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING, Settings,
+    Budget, BudgetCell, ByteTats, ConnectionLine, Count, FLOW_PORTS, KnownWords, LineV4, LineV6,
+    MAX_OWN_ADDRESSES, OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING, Settings,
 };
 use limiter_common::units::Limits;
 

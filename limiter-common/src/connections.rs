@@ -81,7 +81,8 @@ impl Word {
 
     /// The same owner with so many; nobody's if there are none.
     const fn with(self, count: u32) -> Self {
-        let owner = if count == 0 { self.0 & Self::OWNER & !Self::BUSY } else { self.0 & Self::OWNER };
+        let owner =
+            if count == 0 { self.0 & Self::OWNER & !Self::BUSY } else { self.0 & Self::OWNER };
         Self(owner | count as u64)
     }
 
@@ -245,9 +246,11 @@ mod tests {
 
     /// Sources that differ by their space only, and by their bits only.
     fn sources() -> Vec<Source> {
-        let spaces =
-            [Space::Ipv4, Space::Ipv6, Space::LinkLocal, Space::Nat64, Space::SixToFour];
-        spaces.into_iter().flat_map(|space| [Source { space, bits: 7 }, Source { space, bits: 8 }]).collect()
+        let spaces = [Space::Ipv4, Space::Ipv6, Space::LinkLocal, Space::Nat64, Space::SixToFour];
+        spaces
+            .into_iter()
+            .flat_map(|space| [Source { space, bits: 7 }, Source { space, bits: 8 }])
+            .collect()
     }
 
     #[test]

@@ -35,7 +35,8 @@ impl Change {
     #[inline(always)]
     pub(crate) fn of(ctx: &SockOpsContext) -> Option<Self> {
         // SAFETY: fields of the context.
-        let state = |index: usize| load(unsafe { &raw const (*ctx.ops).__bindgen_anon_1.args[index] });
+        let state =
+            |index: usize| load(unsafe { &raw const (*ctx.ops).__bindgen_anon_1.args[index] });
         match (state(0), state(1)) {
             (BPF_TCP_SYN_RECV, BPF_TCP_CLOSE) => None,
             (BPF_TCP_SYN_RECV, _) => Some(Self::Opened),
@@ -70,7 +71,9 @@ pub(crate) fn count(change: Change, peer: SourceAddress) {
         Change::Opened if !connections::add(&line, source, Origin::Heard) => uncounted.add(1),
         Change::Opened => {}
         // One that was not counted has nothing to be taken off.
-        Change::Closed => drop(connections::remove(&line, source)),
+        Change::Closed => {
+            connections::remove(&line, source);
+        }
     }
 }
 

@@ -11,9 +11,9 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        Budget, BudgetCell, ByteTats, ConnectionLine, Count, Hearing, Identity, KnownWords, LineV4, LineV6,
-        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey, SAMPLE_RING,
-        Sample, SampleCount, Sampling, Settings, Shape,
+        Budget, BudgetCell, ByteTats, ConnectionLine, Count, Hearing, Identity, KnownWords, LineV4,
+        LineV6, MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey,
+        SAMPLE_RING, Sample, SampleCount, Sampling, Settings, Shape,
     },
     units::Limits,
 };

@@ -84,11 +84,18 @@ impl Drop for EchoServer {
 /// # Errors
 /// If nobody answers within ten seconds.
 pub fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
-    const PATIENCE: i64 = 10;
+    connect_within(from, to, Duration::from_secs(10))
+}
+
+/// The same with another patience, in whole seconds.
+///
+/// # Errors
+/// If nobody answers in that time.
+pub fn connect_within(from: IpAddr, to: SocketAddr, patience: Duration) -> Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     // Bounds the handshake as well.
-    setsockopt(&socket, SendTimeout, &TimeVal::seconds(PATIENCE))?;
+    setsockopt(&socket, SendTimeout, &TimeVal::seconds(patience.as_secs().try_into()?))?;
     socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0)))?;
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
         .with_context(|| format!("{from} to {to}"))?;

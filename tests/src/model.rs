@@ -72,9 +72,9 @@ impl Model {
         }
     }
 
-    /// Notes how many connections a source has open.
-    pub fn connect(&self, source: Source, count: u32) {
-        self.maps.connections.borrow_mut().insert(source, count);
+    /// Says who has connections open, and how many.
+    pub fn connect(&self, open: HashMap<Source, u32>) {
+        self.maps.connections.replace(open);
     }
 
     /// What has been counted under an outcome.

@@ -1,7 +1,6 @@
 //! What the agent says of open connections.
 
 use limiter_common::Family;
-use limiter_common::packet::Source;
 
 use super::Agent;
 use crate::connections::{Page, Place, family, page};
@@ -33,7 +32,7 @@ impl Agent {
     pub(super) fn connections_in_metrics(&self) -> Result<Connections, DatapathError> {
         let counts = self.datapath.connections();
         let of = |wanted: Family| {
-            let of = counts.iter().filter(|&(source, _): &(&Source, _)| family(*source) == wanted);
+            let of = counts.iter().filter(|(source, _)| family(*source) == wanted);
             let (sources, open) =
                 of.fold((0, 0), |(sources, sum), (_, open)| (sources + 1, sum + u64::from(*open)));
             (wanted.label(), open, sources)

@@ -27,9 +27,8 @@ pub fn connections(args: &ConnectionsArgs) -> Result<(), Failure> {
     let wanted = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let mut whole: Option<Page> = None;
     loop {
-        let (found, after) = whole.as_ref().map_or((0, None), |page| {
-            (page.connections.len(), page.next.as_deref())
-        });
+        let (found, after) =
+            whole.as_ref().map_or((0, None), |page| (page.connections.len(), page.next.as_deref()));
         let limit = (wanted - found).min(LONGEST_PAGE);
         let after = after.map(|after| format!("&after={after}")).unwrap_or_default();
         let path = format!("/v1/connections?limit={limit}{after}");

@@ -44,7 +44,8 @@ pub(super) fn without_effect(classes: &[Draft<'_>], order: usize) -> Option<(Str
     }
     let takes_all = |earlier: &&Draft<'_>| {
         earlier.matcher().is_some_and(|(_, earlier)| {
-            earlier.covers_ports_and_lengths(matcher) && accepted.iter().all(|l4| earlier.accepts(*l4))
+            earlier.covers_ports_and_lengths(matcher)
+                && accepted.iter().all(|l4| earlier.accepts(*l4))
         })
     };
     let earlier = classes[..order].iter().find(takes_all)?;

@@ -10,8 +10,8 @@ use super::class::Draft;
 use super::reader::{Place, Table, Value};
 use super::units::Unit;
 use super::{
-    Allowance, Block, Budget, Class, Exemption, Interface, Pattern, Prefix, budget, connections, expiry,
-    interface, keys,
+    Allowance, Block, Budget, Class, Exemption, Interface, Pattern, Prefix, budget, connections,
+    expiry, interface, keys,
 };
 
 /// The entries; `None` only if something was noted.

@@ -50,8 +50,8 @@ impl Datapath {
 
     /// Who has connections open to this host, and how many, in no order.
     #[must_use]
-    pub fn connections(&self) -> HashMap<Source, u32> {
-        self.connections.counts()
+    pub fn connections(&self) -> Vec<(Source, u32)> {
+        self.connections.sources().map(|(source, [heard, older])| (source, heard + older)).collect()
     }
 
     /// How many connections were not counted for want of room.
@@ -95,11 +95,7 @@ impl Connections {
 
     /// Takes those off that the program does not hear of and that are not among the `listed` any more.
     fn settle(&self, listed: &HashMap<Source, u32>) {
-        let mut counts: HashMap<Source, [u32; 2]> = HashMap::new();
-        for (source, origin, count) in self.entries() {
-            counts.entry(source).or_default()[origin as usize] += count;
-        }
-        for (source, [heard, older]) in counts {
+        for (source, [heard, older]) in self.sources() {
             let listed = listed.get(&source).copied().unwrap_or(0);
             let left = listed.saturating_sub(heard);
             if left < older {
@@ -108,19 +104,24 @@ impl Connections {
         }
     }
 
-    /// Who has connections open, and how many, in no order.
-    fn counts(&self) -> HashMap<Source, u32> {
-        let mut counts = HashMap::new();
-        for (source, _, count) in self.entries() {
-            *counts.entry(source).or_default() += count;
-        }
-        counts
+    fn entries(&self) -> impl Iterator<Item = (Source, Origin, u32)> {
+        self.lines.values().flat_map(entries)
     }
 
-    fn entries(&self) -> impl Iterator<Item = (Source, Origin, u32)> {
+    /// Each source with its counts by [`Origin`]. All that a source has lies in one line.
+    fn sources(&self) -> impl Iterator<Item = (Source, [u32; 2])> {
         self.lines.values().flat_map(|line| {
-            let slots = 0..CONNECTION_SLOTS;
-            slots.filter_map(move |slot| connections::entry(&Line::of(line), slot))
+            let mut sources: Vec<(Source, [u32; 2])> = Vec::new();
+            for (source, origin, count) in entries(line) {
+                if let Some((_, counts)) = sources.iter_mut().find(|(known, _)| *known == source) {
+                    counts[origin as usize] += count;
+                } else {
+                    let mut counts = [0; 2];
+                    counts[origin as usize] = count;
+                    sources.push((source, counts));
+                }
+            }
+            sources
         })
     }
 
@@ -129,14 +130,18 @@ impl Connections {
     }
 }
 
+fn entries(line: *mut ConnectionLine) -> impl Iterator<Item = (Source, Origin, u32)> {
+    (0..CONNECTION_SLOTS).filter_map(move |slot| connections::entry(&Line::of(line), slot))
+}
+
 /// A line of the mapping.
-struct Line<'a>(&'a [[AtomicU64; 2]]);
+struct Line<'a>(&'a [AtomicU64; 2 * CONNECTION_SLOTS]);
 
 impl Line<'_> {
     fn of(line: *mut ConnectionLine) -> Self {
         // SAFETY: a value of the mapping, which outlives this; aligned words, touched by atomic operations
         // only, here and in the kernel.
-        Self(unsafe { &*line.cast::<[[AtomicU64; 2]; CONNECTION_SLOTS]>() })
+        Self(unsafe { &*line.cast() })
     }
 }
 
@@ -144,10 +149,10 @@ impl<'a> Slots for Line<'a> {
     type Cell = &'a AtomicU64;
 
     fn bits(&self, slot: usize) -> &'a AtomicU64 {
-        &self.0[slot][0]
+        &self.0[2 * slot]
     }
 
     fn word(&self, slot: usize) -> &'a AtomicU64 {
-        &self.0[slot][1]
+        &self.0[2 * slot + 1]
     }
 }

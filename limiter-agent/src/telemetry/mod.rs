@@ -263,7 +263,8 @@ impl Connections {
         for (family, _, sources) in &self.open {
             owners.sample(&[("family", (*family).to_owned())], count(*sources));
         }
-        let help = "TCP connections that were not counted because there was no room for their sources.";
+        let help =
+            "TCP connections that were not counted because there was no room for their sources.";
         out.family("limiter_connections_uncounted_total", help, Kind::Counter)
             .sample(&[], count(self.uncounted));
     }
@@ -302,10 +303,7 @@ mod tests {
             sources: vec![("ipv4", "proven", 3), ("ipv4", "seen", 4)],
             pressures: vec![("none".into(), 0.5)],
             proofs: vec![("handshakes", true)],
-            connections: Connections {
-                open: vec![("ipv4", 12, 3), ("ipv6", 0, 0)],
-                uncounted: 4,
-            },
+            connections: Connections { open: vec![("ipv4", 12, 3), ("ipv6", 0, 0)], uncounted: 4 },
             own_flows: vec![("tcp", true), ("udp", false)],
             created: vec![("ipv4", 7), ("ipv6", 0)],
             interfaces: vec![InterfaceInfo {

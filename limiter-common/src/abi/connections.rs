@@ -4,7 +4,7 @@
 pub const CONNECTION_SLOTS: usize = 16;
 
 /// The line of some sources: for each slot the bits of its source, and what is true of it.
-pub type ConnectionLine = [[u64; 2]; CONNECTION_SLOTS];
+pub type ConnectionLine = [u64; 2 * CONNECTION_SLOTS];
 
 /// Which program counts connections, and what it could not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

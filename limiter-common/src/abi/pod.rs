@@ -6,8 +6,8 @@
 )]
 
 use super::{
-    Budget, Count, Head, Hearing, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
-    SampleCount, Sampling, Settings, Shape,
+    Budget, Count, Head, Hearing, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId,
+    PrefixKey, SampleCount, Sampling, Settings, Shape,
 };
 use crate::units::Limits;
 
