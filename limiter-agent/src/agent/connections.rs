@@ -1,12 +1,33 @@
 //! What the agent says of open connections.
 
 use limiter_common::Family;
+use log::warn;
 
 use super::Agent;
 use crate::connections::{Page, Place, family, page};
-use crate::datapath::DatapathError;
+use crate::datapath::{Datapath, DatapathError};
+use crate::host;
 use crate::status::OpenConnections;
 use crate::telemetry::Connections;
+
+/// From now on, completed handshakes prove, and open connections are counted. Says why not, if that is so.
+///
+/// # Errors
+/// [`DatapathError`] if a map cannot be read or written.
+pub(super) async fn hear(datapath: &mut Datapath) -> Result<Option<String>, DatapathError> {
+    // Before the program hears of any, so that none is counted twice.
+    let older = host::connections().await.map(|listed| listed.received).unwrap_or_default();
+    // Before the sockets are listed again, so that no connection is missed between the two.
+    if let Err(error) = datapath.hear_handshakes() {
+        warn!(
+            "handshakes prove nobody: {error}. But for connections that last, nobody is proven; \
+             everybody stays at most seen; open connections are neither counted nor limited"
+        );
+        return Ok(Some(error.to_string()));
+    }
+    datapath.count_connections(&older)?;
+    Ok(None)
+}
 
 impl Agent {
     /// A page of the sources that have connections open to this host, or why they are not counted.

@@ -161,18 +161,8 @@ impl Agent {
         // Without them, packets in the host's own name are strangers' packets: no reason not to start.
         let mut own = Complaint::default();
         own.hear(datapath.own(&host::addresses()));
-        let older = host::connections().await.map(|listed| listed.received).unwrap_or_default();
-        // Before the sockets are listed again, so that no connection is missed between the two.
-        let deaf = datapath.hear_handshakes().err().map(|error| error.to_string());
-        if deaf.is_none() {
-            datapath.count_connections(&older).map_err(|error| machine(error.to_string()))?;
-        }
-        if let Some(error) = &deaf {
-            warn!(
-                "handshakes prove nobody: {error}. But for connections that last, nobody is proven; \
-                 everybody stays at most seen; open connections are not counted, nor limited"
-            );
-        }
+        let deaf =
+            connections::hear(&mut datapath).await.map_err(|error| machine(error.to_string()))?;
         let deaf_to_flows = datapath.hear_flows().err().map(|error| error.to_string());
         if let Some(error) = &deaf_to_flows {
             warn!(

@@ -284,6 +284,7 @@ mod tests {
     use super::super::{Entry, FailurePolicy, OwnFlows, Reload};
     use super::*;
 
+    #[expect(clippy::too_many_lines, reason = "all that a status has")]
     fn status() -> Status {
         Status {
             version: "0.1.0".into(),
