@@ -17,6 +17,7 @@ use crate::{
     env::{MapEnv, Tat},
     handshakes::load,
     maps::{CONNECTION_LINES, CONNECTIONS, HEARING, INSTANCE},
+    view::hidden,
 };
 
 /// What a change of a connection's state means.
@@ -112,5 +113,10 @@ impl Slots for Line {
     #[inline(always)]
     fn word(&self, slot: usize) -> Tat {
         self.at_word(2 * slot + 1)
+    }
+
+    #[inline(always)]
+    fn opaque(&self, slot: usize, unknown: u64) -> usize {
+        hidden(slot as u32, unknown) as usize
     }
 }
