@@ -121,17 +121,17 @@ pub fn count<S: Slots>(slots: &S, bits: u64, space: u32) -> u32 {
 
 /// Counts one more. False if the line has no room for the source.
 #[inline(always)]
-pub fn add<S: Slots>(slots: &S, source: Source, origin: Origin) -> bool {
-    change(slots, source, origin, |count| count.saturating_add(1))
+pub fn add<S: Slots>(slots: &S, bits: u64, space: u32) -> bool {
+    change(slots, bits, space, Origin::Heard, |count| count.saturating_add(1))
 }
 
 /// Counts one less, of those that were heard if there are any, else of the others. False if none was
 /// counted.
 #[inline(always)]
-pub fn remove<S: Slots>(slots: &S, source: Source) -> bool {
+pub fn remove<S: Slots>(slots: &S, bits: u64, space: u32) -> bool {
     for origin in [Origin::Heard, Origin::Older] {
         for _ in 0..ATTEMPTS {
-            let Some((slot, word)) = find(slots, source, origin) else { break };
+            let Some((slot, word)) = find(slots, bits, space, origin) else { break };
             if swap(&slots.word(slot), word, word.with(word.count() - 1)) {
                 return true;
             }
@@ -142,7 +142,7 @@ pub fn remove<S: Slots>(slots: &S, source: Source) -> bool {
 
 /// Sets how many there are of this origin. False if the line has no room for the source.
 pub fn set<S: Slots>(slots: &S, source: Source, origin: Origin, count: u32) -> bool {
-    change(slots, source, origin, |_| count)
+    change(slots, source.bits, source.space as u32, origin, |_| count)
 }
 
 /// The source and the origin of what `slot` counts, and how many; none if it counts nothing.
@@ -158,12 +158,13 @@ pub fn entry<S: Slots>(slots: &S, slot: usize) -> Option<(Source, Origin, u32)> 
 #[inline(always)]
 fn change<S: Slots>(
     slots: &S,
-    source: Source,
+    bits: u64,
+    space: u32,
     origin: Origin,
     change: impl Fn(u32) -> u32,
 ) -> bool {
     for _ in 0..ATTEMPTS {
-        if let Some((slot, word)) = find(slots, source, origin) {
+        if let Some((slot, word)) = find(slots, bits, space, origin) {
             if swap(&slots.word(slot), word, word.with(change(word.count()))) {
                 return true;
             }
@@ -177,10 +178,10 @@ fn change<S: Slots>(
         let busy = free.next(Word::BUSY, 0);
         let cell = slots.word(slot);
         if swap(&cell, free, busy) {
-            let bits = slots.bits(slot);
+            let cell_of_bits = slots.bits(slot);
             // Nobody else writes them while the slot is busy.
-            bits.compare_exchange(bits.load(), source.bits);
-            let kind = Word::kind(source.space as u32, origin);
+            cell_of_bits.compare_exchange(cell_of_bits.load(), bits);
+            let kind = Word::kind(space, origin);
             return swap(&cell, busy, Word(busy.0 & !Word::BUSY | kind | u64::from(count)));
         }
     }
@@ -189,11 +190,11 @@ fn change<S: Slots>(
 
 /// A slot of the source, with what is true of it.
 #[inline(always)]
-fn find<S: Slots>(slots: &S, source: Source, origin: Origin) -> Option<(usize, Word)> {
-    let kind = Word::kind(source.space as u32, origin);
+fn find<S: Slots>(slots: &S, bits: u64, space: u32, origin: Origin) -> Option<(usize, Word)> {
+    let kind = Word::kind(space, origin);
     for slot in 0..CONNECTION_SLOTS {
         let word = slots.word(slot).load();
-        if word & Word::BUSY == kind && slots.bits(slot).load() == source.bits {
+        if word & Word::BUSY == kind && slots.bits(slot).load() == bits {
             return Some((slots.opaque(slot, word), Word(word)));
         }
     }
@@ -241,6 +242,14 @@ mod tests {
         fn word(&self, slot: usize) -> Self::Cell {
             self[slot][1].clone()
         }
+    }
+
+    fn add(line: &Line, source: Source, _: Origin) -> bool {
+        super::add(line, source.bits, source.space as u32)
+    }
+
+    fn remove(line: &Line, source: Source) -> bool {
+        super::remove(line, source.bits, source.space as u32)
     }
 
     fn count(line: &Line, source: Source) -> u32 {
@@ -297,7 +306,8 @@ mod tests {
         let line = line();
         let (old, new) = (Source::ipv4(1), Source::ipv4(2));
         add(&line, old, Origin::Heard);
-        let (slot, word) = find(&line, old, Origin::Heard).expect("is there");
+        let (slot, word) =
+            find(&line, old.bits, old.space as u32, Origin::Heard).expect("is there");
         remove(&line, old);
         add(&line, new, Origin::Heard);
         assert_eq!(entry(&line, slot), Some((new, Origin::Heard, 1)));

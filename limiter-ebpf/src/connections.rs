@@ -9,7 +9,7 @@ use limiter_common::{
     Env as _,
     abi::{CONNECTION_SLOTS, SourceAddress},
     bucket::Cell as _,
-    connections::{self, Origin, Slots},
+    connections::{self, Slots},
     packet::Source,
 };
 
@@ -67,15 +67,29 @@ pub(crate) fn count(change: Change, peer: SourceAddress) {
     }
     let source = Source::from(peer);
     let place = MapEnv.key().source(source).place(CONNECTION_LINES.load());
-    let Some(line) = Line::at(place) else { return };
+    let (bits, space) = (source.bits, source.space as u32);
     match change {
-        Change::Opened if !connections::add(&line, source, Origin::Heard) => uncounted.add(1),
+        Change::Opened if open_one(bits, space, place) == 0 => uncounted.add(1),
         Change::Opened => {}
         // One that was not counted has nothing to be taken off.
         Change::Closed => {
-            connections::remove(&line, source);
+            close_one(bits, space, place);
         }
     }
+}
+
+// Global functions, which the verifier checks once, and not for each kind of source.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn open_one(bits: u64, space: u32, place: u32) -> u32 {
+    Line::at(place).is_some_and(|line| connections::add(&line, bits, space)).into()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn close_one(bits: u64, space: u32, place: u32) -> u32 {
+    Line::at(place).is_some_and(|line| connections::remove(&line, bits, space)).into()
 }
 
 /// How many connections the source of these bits in this space has open. A global function, which the
