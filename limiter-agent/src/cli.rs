@@ -47,6 +47,8 @@ enum Command {
     Limits(LimitsArgs),
     /// Show what is known of a source: its policy and why, its standing, its buckets
     Inspect(InspectArgs),
+    /// Show who has TCP connections open to this host, the most first
+    Connections(client::ConnectionsArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
     /// Show who, or what, the running agent drops most, or would drop, as it changes
@@ -430,6 +432,7 @@ impl Cli {
             Command::Status(args) => client::status(&args),
             Command::Limits(args) => limits::limits(&args),
             Command::Inspect(args) => client::inspect(&args),
+            Command::Connections(args) => client::connections(&args),
             Command::Capture(args) => capture::capture(&args),
             Command::Top(args) => top::top(&args),
             Command::Events(args) => top::events(&args),

@@ -1,6 +1,7 @@
 //! The commands that ask the running agent over its control socket.
 
 mod commands;
+mod connections;
 mod inspect;
 
 use std::io::{self, ErrorKind, Write};
@@ -24,6 +25,7 @@ use crate::unattended::Unattended;
 
 pub(crate) use commands::command;
 pub use commands::{apply, block, confirm, exempt, mode, unblock, unexempt};
+pub use connections::{ConnectionsArgs, connections};
 pub use inspect::inspect;
 
 /// How long the agent may take; a reload waits for the kernel.

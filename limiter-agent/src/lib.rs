@@ -7,6 +7,7 @@ pub mod check;
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod connections;
 pub mod datapath;
 pub mod doctor;
 pub mod events;

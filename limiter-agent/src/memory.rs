@@ -1,8 +1,9 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, FLOW_PORTS, KnownWords, LineV4, LineV6,
-    MAX_OWN_ADDRESSES, OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING, Settings,
+    Budget, BudgetCell, ByteTats, ConnectionLine, CounterCell, EVENT_RING, FLOW_PORTS, KnownWords,
+    LineV4, LineV6, MAX_OWN_ADDRESSES, OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING,
+    Settings,
 };
 use limiter_common::units::Limits;
 
@@ -31,6 +32,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         array(sizes.byte_lines(v6), size_of::<ByteTats>()),
         array(sizes.known_places(), size_of::<KnownWords>()),
         array(FLOW_PORTS + sizes.flow_places(), size_of::<KnownWords>()),
+        array(sizes.connection_lines(), size_of::<ConnectionLine>()),
         array(sizes.prefixes, (TRIE_ENTRY + size_of::<PrefixKey>()).next_multiple_of(8)),
         array(sizes.policies, size_of::<Policy>()),
         array(sizes.limits, size_of::<Limits>()),
@@ -156,12 +158,12 @@ mod tests {
         let base = of(&empty);
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, ..empty });
         let more_v6 = of(&MapSizes { ipv6_sources: 2_000_000, ..empty });
-        // The table, and three eighths of a byte of the filters.
-        assert_eq!((more_v4 - base) / 100_000, 323);
-        assert_eq!((more_v6 - base) / 100_000, 430);
+        // The table, three eighths of a byte of the filters, and two bytes for open connections.
+        assert_eq!((more_v4 - base) / 100_000, 343);
+        assert_eq!((more_v6 - base) / 100_000, 450);
         let with_bytes = MapSizes { bytes: true, ..empty };
         let more_v4 = of(&MapSizes { ipv4_sources: 2_000_000, bytes: true, ..empty });
-        assert_eq!((more_v4 - of(&with_bytes)) / 100_000, 483);
+        assert_eq!((more_v4 - of(&with_bytes)) / 100_000, 503);
     }
 
     #[test]

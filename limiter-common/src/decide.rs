@@ -194,6 +194,12 @@ fn judge<E: Env>(
         // A blocked or exempt stranger needs no bucket, and takes nobody else's.
         Err(reason) => return reason,
     };
+    if packet.protocol.opens()
+        && limits.connections != 0
+        && u64::from(env.connections(source, hash)) >= limits.connections
+    {
+        return Reason::Connections;
+    }
     let bucket = if let Some(bucket) = found {
         renew(&bucket, standing, policy, limits, now, settings.epoch);
         bucket
@@ -438,7 +444,7 @@ fn charge<E: Env>(
     moment: &mut Moment<impl Fn() -> Tick>,
     env: &E,
 ) -> Reason {
-    let Limits { packets, bytes } = limits;
+    let Limits { packets, bytes, .. } = limits;
     let class = arrival.class;
     let byte_cell = if bytes.is_limited() { bucket.bytes() } else { None };
     let mut is_near = false;

@@ -63,6 +63,8 @@ pub trait Env {
     ) -> bool;
     /// A budget of a class, of all, or of an interface.
     fn budget(&self, budget: BudgetCell) -> Option<Self::Cell>;
+    /// How many connections the source has open. Rare, so the kernel side makes it a function of its own.
+    fn connections(&self, source: Source, hash: SourceHash) -> u32;
     /// Whether the address is one of this host's.
     fn is_own(&self, address: SourceAddress) -> bool;
     /// The policy of the longest prefix that covers the address.

@@ -18,6 +18,7 @@ extern crate std;
 pub mod abi;
 pub mod bucket;
 pub mod classify;
+pub mod connections;
 pub mod decide;
 pub mod env;
 pub mod flows;

@@ -221,12 +221,17 @@ pub struct Limits {
     pub packets: PacketLimit,
     /// Bytes, all-zero if not limited.
     pub bytes: ByteLimit,
+    /// Open connections with which a source may open no more; 0 if that is not limited.
+    pub connections: u64,
 }
 
 impl Limits {
     /// Not limited.
-    pub const NONE: Self =
-        Self { packets: PacketLimit::NONE, bytes: ByteLimit { cost: 0, tolerance: 0 } };
+    pub const NONE: Self = Self {
+        packets: PacketLimit::NONE,
+        bytes: ByteLimit { cost: 0, tolerance: 0 },
+        connections: 0,
+    };
 }
 
 /// Cost per unit (times 2^`fraction`) and tolerance in ticks. The tolerance is a multiple of the

@@ -52,6 +52,8 @@ pub enum Reason {
     Lease = 20,
     /// The same, over the lease's cap.
     LeaseRate = 21,
+    /// It would open a connection, and its source has as many open as the class lets it have.
+    Connections = 22,
 }
 
 impl Reason {
@@ -79,9 +81,10 @@ impl Reason {
         Self::NearLimit,
         Self::Lease,
         Self::LeaseRate,
+        Self::Connections,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 22;
+    pub const COUNT: u32 = 23;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -100,7 +103,8 @@ impl Reason {
             | Self::Unproven
             | Self::Total
             | Self::EstablishedRate
-            | Self::LeaseRate => true,
+            | Self::LeaseRate
+            | Self::Connections => true,
             Self::NoSettings
             | Self::Conform
             | Self::Exempt
@@ -140,6 +144,7 @@ impl Reason {
             Self::NearLimit => "near_limit",
             Self::Lease => "lease",
             Self::LeaseRate => "lease_rate",
+            Self::Connections => "connections",
         }
     }
 

@@ -22,11 +22,12 @@ use limiter_common::{
 };
 
 use crate::{
-    clock, flows, leases,
+    clock, connections, flows, leases,
     lines::{self, BucketRef},
     maps::{
-        BUDGETS, CREATED, FLOW_PLACES, FLOWS, HASH_FIRST, HASH_OFFSET, HASH_SECOND, HEAD, KNOWN,
-        KNOWN_PLACES, LEASE_TERMS, LEASES, LIMITS, OWN, POLICIES, PREFIXES, SETTINGS,
+        BUDGETS, CONNECTION_LINES, CREATED, FLOW_PLACES, FLOWS, HASH_FIRST, HASH_OFFSET,
+        HASH_SECOND, HEAD, KNOWN, KNOWN_PLACES, LEASE_TERMS, LEASES, LIMITS, OWN, POLICIES,
+        PREFIXES, SETTINGS,
     },
     view::hidden,
     watch,
@@ -161,6 +162,12 @@ impl Env for MapEnv {
     fn budget(&self, budget: BudgetCell) -> Option<Tat> {
         // SAFETY: a field of a map value, which lives as long as the program runs.
         BUDGETS.get_ptr_mut(budget.index()).map(|budget| Tat(unsafe { &raw mut (*budget).tat }))
+    }
+
+    #[inline(always)]
+    fn connections(&self, source: Source, hash: SourceHash) -> u32 {
+        let place = hash.place(CONNECTION_LINES.load());
+        connections::open_connections(source.bits, source.space as u32, place)
     }
 
     #[inline(always)]

@@ -82,6 +82,16 @@ pub(crate) fn connects(ctx: &SockOpsContext, remote: SourceAddress, now: Nanos) 
     open(Flow { remote, remote_port, local_port, transport: Transport::Tcp }, now);
 }
 
+/// Whether the socket is one of a connection that this host opened.
+#[inline(always)]
+pub(crate) fn is_client(ctx: &SockOpsContext) -> bool {
+    // SAFETY: a field of the context.
+    let socket = unsafe { (*ctx.ops).__bindgen_anon_2.sk };
+    // SAFETY: a map and a socket of the context.
+    !socket.is_null()
+        && !unsafe { bpf_sk_storage_get(clients(), socket.cast(), ptr::null_mut(), 0) }.is_null()
+}
+
 /// What the flow of these parts and the settings in `bank` say of a packet: an
 /// [`Answer`](limiter_common::flows::Answer). A global function, as is what is rare in `lines.rs`.
 #[unsafe(no_mangle)]

@@ -1,12 +1,12 @@
-//! The program that hears of TCP connections: when the host opens one, and when a handshake is
-//! completed; never for a packet.
+//! The program that hears of TCP connections: when the host opens one, when a handshake is completed,
+//! and when one that others opened is over; never for a packet.
 
 use core::ptr;
 
 use aya_ebpf::{
     bindings::{
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB,
-        BPF_SOCK_OPS_TCP_CONNECT_CB,
+        BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_TCP_CONNECT_CB,
     },
     helpers::bpf_ktime_get_ns,
     macros::sock_ops,
@@ -19,7 +19,11 @@ use limiter_common::{
     time::Nanos,
 };
 
-use crate::{env::MapEnv, flows};
+use crate::{
+    connections::{self, Change},
+    env::MapEnv,
+    flows,
+};
 
 /// What such a program returns when it has no answer of its own to give.
 const DONE: u32 = 1;
@@ -34,6 +38,19 @@ const SYN: u32 = 1 << 1;
 /// Entry for the events of all TCP sockets.
 #[sock_ops]
 pub(crate) fn handshakes(ctx: SockOpsContext) -> u32 {
+    match ctx.op() {
+        BPF_SOCK_OPS_STATE_CB => {
+            if let Some(change) = Change::of(&ctx)
+                && let Some(peer) = peer(&ctx)
+                && !flows::is_client(&ctx)
+            {
+                connections::count(change, peer);
+            }
+            return DONE;
+        }
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => connections::watch(&ctx),
+        _ => {}
+    }
     let (opens, proves) = (ctx.op() == BPF_SOCK_OPS_TCP_CONNECT_CB, is_proof(&ctx));
     if (opens || proves)
         && let Some(peer) = peer(&ctx)
@@ -94,7 +111,7 @@ fn peer(ctx: &SockOpsContext) -> Option<SourceAddress> {
 
 /// The verifier takes whole words of the context only; two reads must not become one.
 #[inline(always)]
-fn load(word: *const u32) -> u32 {
+pub(crate) fn load(word: *const u32) -> u32 {
     // SAFETY: a field of the context, which lives as long as the program runs.
     unsafe { ptr::read_volatile(word) }
 }

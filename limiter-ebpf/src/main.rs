@@ -6,6 +6,7 @@
 #![feature(asm_experimental_arch)]
 
 mod clock;
+mod connections;
 mod env;
 mod events;
 mod flows;

@@ -11,10 +11,10 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, Event, Identity, KnownWords, Lease,
-        Leaseholder, LineV4, LineV6, MAX_LEASES, MAX_OWN_ADDRESSES, Name, OwnAddress, Policy,
-        PolicyId, PortBits, PrefixKey, SAMPLE_RING, Sample, SampleCount, Sampling, Settings, Shape,
-        WATCHED as MOST_WATCHED, WatchedCount, WatchedSource, Watching,
+        Budget, BudgetCell, ByteTats, ConnectionLine, CounterCell, EVENT_RING, Event, Hearing,
+        Identity, KnownWords, Lease, Leaseholder, LineV4, LineV6, MAX_LEASES, MAX_OWN_ADDRESSES,
+        Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey, SAMPLE_RING, Sample, SampleCount,
+        Sampling, Settings, Shape, WATCHED as MOST_WATCHED, WatchedCount, WatchedSource, Watching,
     },
     units::Limits,
 };
@@ -56,6 +56,10 @@ pub(crate) static FLOWS: Array<KnownWords, 1, MMAPABLE> = Array::new();
 pub(crate) static CLIENTS: SkStorage<u32> = SkStorage::new();
 #[btf_map]
 pub(crate) static CLIENT_PORTS: Array<PortBits, 1> = Array::new();
+#[btf_map]
+pub(crate) static CONNECTIONS: Array<ConnectionLine, 1, MMAPABLE> = Array::new();
+#[btf_map]
+pub(crate) static HEARING: Array<Hearing, 1> = Array::new();
 #[btf_map]
 pub(crate) static OWN: HashMap<OwnAddress, u32, MAX_OWN_ADDRESSES> = HashMap::new();
 /// Who has a lease, and what it allows: read only before a packet is dropped, and the former only while
@@ -119,6 +123,12 @@ pub(crate) static KNOWN_PLACES: Global<u32> = Global::new(1);
 /// Places in the filter of this host's flows.
 #[unsafe(no_mangle)]
 pub(crate) static FLOW_PLACES: Global<u32> = Global::new(1);
+/// Lines of the table of open connections.
+#[unsafe(no_mangle)]
+pub(crate) static CONNECTION_LINES: Global<u32> = Global::new(1);
+/// A number of this program's own.
+#[unsafe(no_mangle)]
+pub(crate) static INSTANCE: Global<u64> = Global::new(0);
 /// Nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of time.
 #[unsafe(no_mangle)]
 pub(crate) static TICK: Global<u64> = Global::new(1);

@@ -50,6 +50,7 @@ impl Model {
             flows: RefCell::default(),
             flow_ports: RefCell::default(),
             leases: Vec::new(),
+            connections: RefCell::default(),
         };
         Self { settings, maps, counts: HashMap::new() }
     }
@@ -76,6 +77,11 @@ impl Model {
     /// Gives an address a lease.
     pub fn lease(&mut self, address: SourceAddress, lease: Lease) {
         self.maps.leases.push((address, lease, Word::default()));
+    }
+
+    /// Says who has connections open, and how many.
+    pub fn connect(&self, open: HashMap<Source, u32>) {
+        self.maps.connections.replace(open);
     }
 
     /// What has been counted under an outcome.
@@ -108,6 +114,7 @@ struct Maps {
     flows: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     flow_ports: RefCell<HashMap<u32, [Word; KNOWN_WORDS]>>,
     leases: Vec<(SourceAddress, Lease, Word)>,
+    connections: RefCell<HashMap<Source, u32>>,
 }
 
 /// A theoretical arrival time, or a word of the filters.
@@ -202,6 +209,10 @@ impl Env for Maps {
 
     fn budget(&self, budget: BudgetCell) -> Option<Word> {
         Some(self.budgets.borrow_mut().entry(budget.index()).or_default().clone())
+    }
+
+    fn connections(&self, source: Source, _: SourceHash) -> u32 {
+        self.connections.borrow().get(&source).copied().unwrap_or(0)
     }
 
     fn is_own(&self, _: SourceAddress) -> bool {

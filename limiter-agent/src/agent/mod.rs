@@ -5,6 +5,7 @@ mod apply;
 mod attach;
 mod blocks;
 mod changes;
+mod connections;
 mod exemptions;
 mod leases;
 mod ledger;
@@ -178,14 +179,8 @@ impl Agent {
         // Without them, packets in the host's own name are strangers' packets: no reason not to start.
         let mut own = Complaint::default();
         own.hear(datapath.own(&host::addresses()));
-        // Before the sockets are listed, so that no connection is missed between the two.
-        let deaf = datapath.hear_handshakes().err().map(|error| error.to_string());
-        if let Some(error) = &deaf {
-            warn!(
-                "handshakes prove nobody: {error}. But for connections that last, nobody is proven; \
-                 everybody stays at most seen"
-            );
-        }
+        let deaf =
+            connections::hear(&mut datapath).await.map_err(|error| machine(error.to_string()))?;
         let deaf_to_flows = datapath.hear_flows().err().map(|error| error.to_string());
         if let Some(error) = &deaf_to_flows {
             warn!(

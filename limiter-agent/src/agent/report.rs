@@ -39,6 +39,7 @@ impl Agent {
             sources: self.sources(),
             pressures: self.sources.pressures(),
             proofs: vec![("handshakes", self.deaf.is_none())],
+            connections: self.connections_in_metrics()?,
             own_flows: vec![("tcp", self.deaf.is_none()), ("udp", self.deaf_to_flows.is_none())],
             created: self
                 .datapath
@@ -127,6 +128,7 @@ impl Agent {
                 .to_vec(),
             new_sources: config.table.new_sources.into(),
             proofs: known_by("handshakes", self.deaf.as_deref()),
+            connections: self.connections_in_status()?,
             established: config.established.packets.into(),
             own_flows: OwnFlows {
                 tcp: known_by("connect", self.deaf.as_deref()),
@@ -279,7 +281,7 @@ pub(crate) fn mode(config: &Config, class: &config::Class) -> Mode {
 }
 
 /// What tells the datapath something, or why nothing does.
-fn known_by(what: &str, error: Option<&str>) -> String {
+pub(super) fn known_by(what: &str, error: Option<&str>) -> String {
     error.map_or_else(|| what.to_owned(), |error| format!("unavailable: {error}"))
 }
 
@@ -289,6 +291,7 @@ fn classes(config: &Config) -> Vec<Class> {
         mode: mode(config, class).to_string(),
         packets: class.allowance.packets.map(Limit::from),
         bytes: class.allowance.bytes.map(Limit::from),
+        connections: class.allowance.connections,
         new_sources: class.new_sources.map(Limit::from),
         unproven: class.unproven.map(Limit::from),
         total: class.total.map(Limit::from),

@@ -41,11 +41,12 @@ pub(super) fn seed(
     datapath: &Datapath,
     connections: Result<Connections, SocketsError>,
 ) -> Result<(), SocketsError> {
-    let Connections { peers, opened } = connections?;
+    let Connections { peers, opened, received } = connections?;
     let now = host::monotonic();
     for source in peers {
         datapath.prove(source, now);
     }
+    datapath.settle_connections(&received);
     for flow in opened {
         datapath.open(flow, now);
     }

@@ -6,6 +6,7 @@ mod audit;
 mod body;
 mod capture;
 mod commands;
+mod connections;
 mod control;
 mod events;
 mod measure;
@@ -124,6 +125,7 @@ fn reads(api: &Api) -> Router {
         .route("/v1/limits", get(limits))
         .with_state(Arc::clone(&api.agent))
         .merge(common(api))
+        .merge(connections::routes(Arc::clone(&api.agent)))
 }
 
 /// What may be asked everywhere.

@@ -4,13 +4,15 @@ use limiter_common::units::{LimitError, Rate};
 
 use super::reader::{Table, Value};
 use super::units::{self, Unit};
-use super::{Allowance, Budget};
+use super::{Allowance, Budget, connections};
 
-/// `packets` and `bytes` of `table`, at least one of which must be there; `None` only if something
-/// was noted.
-pub(super) fn allowance(table: &Table<'_>) -> Option<Allowance> {
+/// `packets` and `bytes` of `table`, at least one of which must be there, and `connections`, which will
+/// do for a network (`of_network`); `None` only if something was noted.
+pub(super) fn allowance(table: &Table<'_>, of_network: bool) -> Option<Allowance> {
     let (packets, bytes) = (table.get("packets"), table.get("bytes"));
-    if packets.is_none() && bytes.is_none() {
+    let connections = connections::read(table);
+    let is_enough = of_network && connections != Some(None);
+    if packets.is_none() && bytes.is_none() && !is_enough {
         if table.misspells("packets") || table.misspells("bytes") {
             return None;
         }
@@ -22,7 +24,8 @@ pub(super) fn allowance(table: &Table<'_>) -> Option<Allowance> {
     }
     let packets = packets.map(|value| budget(value, Unit::Packets));
     let bytes = bytes.map(|value| budget(value, Unit::Bytes));
-    Some(Allowance { packets: transpose(packets)?, bytes: transpose(bytes)? })
+    let (packets, bytes) = (transpose(packets), transpose(bytes));
+    Some(Allowance { packets: packets?, bytes: bytes?, connections: connections? })
 }
 
 /// One budget; `None` only if something was noted.

@@ -8,7 +8,7 @@ use super::cidr::Seen;
 use super::matcher::{self, PortSet};
 use super::reader::{Place, Table, Value};
 use super::units::Unit;
-use super::{Class, Match, Reserve, budget, service};
+use super::{Class, Match, Reserve, budget, connections, service};
 
 /// The groups of values that one dimension of the datapath's tables can tell apart.
 pub(crate) const MAX_GROUPS: usize = 256;
@@ -22,6 +22,8 @@ pub(super) struct Draft<'r> {
     /// Its name, valid or not.
     pub(super) name: Option<&'r str>,
     matcher: Matcher<'r>,
+    /// Where its limit of connections is written.
+    pub(super) connections: Option<Place<'r>>,
     /// The class; `None` if something was noted.
     pub(super) model: Option<Class>,
 }
@@ -63,6 +65,7 @@ pub(super) fn read<'r>(root: &Table<'r>) -> Vec<Draft<'r>> {
     distinct_names(&classes);
     if classes.len() <= MAX_CLASSES {
         reachable(&classes);
+        connections::effective(&classes);
     }
     classes
 }
@@ -73,7 +76,7 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
         None => Matcher::Absent,
         Some(value) => match_of(value),
     };
-    let allowance = budget::allowance(table);
+    let allowance = budget::allowance(table, false);
     let sum =
         |key| budget::transpose(table.get(key).map(|value| budget::budget(value, Unit::Packets)));
     let (new_sources, unproven, total) = (sum("new_sources"), sum("unproven"), sum("total"));
@@ -98,7 +101,8 @@ fn class<'r>(table: &Table<'r>) -> Draft<'r> {
         })
     };
     let model = model();
-    Draft { place: table.place().clone(), name: text, matcher, model }
+    let connections = table.get("connections").map(|value| value.place().clone());
+    Draft { place: table.place().clone(), name: text, matcher, connections, model }
 }
 
 fn match_of(value: Value<'_>) -> Matcher<'_> {

@@ -49,15 +49,21 @@ impl Match {
     /// Whether every packet that belongs to `other` belongs here as well. It may say no although
     /// they do, never the reverse.
     pub(super) fn covers(&self, other: &Self) -> bool {
-        let within = |mine: &Option<PortSet>, theirs: &Option<PortSet>| match (mine, theirs) {
+        self.covers_ports_and_lengths(Some(other))
+            && L4::all().all(|l4| !other.accepts(l4) || self.accepts(l4))
+    }
+
+    /// The same, as far as ports and lengths go; without another, every packet is meant.
+    pub(super) fn covers_ports_and_lengths(&self, other: Option<&Self>) -> bool {
+        let within = |mine: Option<&PortSet>, theirs: Option<&PortSet>| match (mine, theirs) {
             (None, _) => true,
             (Some(_), None) => false,
             (Some(mine), Some(theirs)) => mine.covers(theirs),
         };
-        within(&self.ports, &other.ports)
-            && within(&self.source_ports, &other.source_ports)
-            && within(&self.lengths(), &other.lengths())
-            && L4::all().all(|l4| !other.accepts(l4) || self.accepts(l4))
+        let lengths = other.and_then(Self::lengths);
+        within(self.ports.as_ref(), other.and_then(|it| it.ports.as_ref()))
+            && within(self.source_ports.as_ref(), other.and_then(|it| it.source_ports.as_ref()))
+            && within(self.lengths().as_ref(), lengths.as_ref())
     }
 }
 

@@ -9,6 +9,7 @@ mod application;
 mod budget;
 mod cidr;
 mod class;
+mod connections;
 mod error;
 mod established;
 mod expiry;

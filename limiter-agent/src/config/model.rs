@@ -293,6 +293,8 @@ pub struct Allowance {
     pub packets: Option<Budget>,
     /// Bytes of whole frames.
     pub bytes: Option<Budget>,
+    /// TCP connections that it may have open.
+    pub connections: Option<u32>,
 }
 
 impl Allowance {
@@ -303,7 +305,8 @@ impl Allowance {
     pub fn limits(&self) -> Result<Limits, LimitError> {
         let packets = self.packets.map_or(Ok(PacketLimit::NONE), Budget::packets)?;
         let bytes = self.bytes.map_or(Ok(Limits::NONE.bytes), Budget::bytes)?;
-        Ok(Limits { packets, bytes })
+        let connections = self.connections.map_or(0, u64::from);
+        Ok(Limits { packets, bytes, connections })
     }
 }
 

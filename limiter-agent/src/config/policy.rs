@@ -10,8 +10,8 @@ use super::class::Draft;
 use super::reader::{Place, Table, Value};
 use super::units::Unit;
 use super::{
-    Allowance, Block, Budget, Class, Exemption, Interface, Pattern, Prefix, budget, expiry,
-    interface, keys,
+    Allowance, Block, Budget, Class, Exemption, Interface, Pattern, Prefix, budget, connections,
+    expiry, interface, keys,
 };
 
 /// The entries; `None` only if something was noted.
@@ -139,12 +139,13 @@ fn scaled(value: &Value<'_>, classes: &[Draft<'_>]) -> Option<(Option<u32>, Vec<
     let scale = u32::try_from(value.integer(1..=u64::from(u32::MAX))?).ok()?;
     let mut limits = Vec::new();
     for class in classes.iter().filter_map(|class| class.model.as_ref()) {
-        let Allowance { packets, bytes } = class.allowance;
+        let Allowance { packets, bytes, connections } = class.allowance;
         let packets = packets.map(|budget| budget.times(scale).and_then(Budget::packets));
         let bytes = bytes.map(|budget| budget.times(scale).and_then(Budget::bytes));
         let packets = fits(packets, value.place(), class, Unit::Packets, scale);
         let bytes = fits(bytes, value.place(), class, Unit::Bytes, scale);
-        limits.push(Limits { packets: packets?, bytes: bytes? });
+        let connections = connections.map_or(0, |most| u64::from(most) * u64::from(scale));
+        limits.push(Limits { packets: packets?, bytes: bytes?, connections });
     }
     Some((Some(scale), limits))
 }
@@ -176,7 +177,7 @@ fn own_limits(table: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Limits>> {
     let names: Vec<_> = classes.iter().filter_map(|class| class.name).collect();
     let mut seen = Seen::new();
     let own = all(&table.tables("class", "name")?, |own| {
-        let allowance = budget::allowance(own);
+        let allowance = budget::allowance(own, true);
         let value = own.require("name", "name = \"dns\" (of a [[class]])")?;
         let name = value.string("write the name of a [[class]]")?;
         if !names.contains(&name) {
@@ -190,6 +191,13 @@ fn own_limits(table: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Limits>> {
         if let Some(earlier) = seen.before(name, own.place().line()) {
             let cause = format!("the class is already at line {earlier}");
             own.place().error(cause, "make one entry of the two");
+            return None;
+        }
+        let order = classes.iter().position(|class| class.name == Some(name));
+        if let Some(limit) = own.get("connections")
+            && let Some((cause, cure)) = connections::without_effect(classes, order?)
+        {
+            limit.place().error(cause, cure);
             return None;
         }
         Some((name, allowance?))
@@ -209,6 +217,9 @@ fn own_limits(table: &Table<'_>, classes: &[Draft<'_>]) -> Option<Vec<Limits>> {
             }
             if allowance.bytes.is_some() {
                 limits.bytes = own.bytes;
+            }
+            if allowance.connections.is_some() {
+                limits.connections = own.connections;
             }
         }
         Some(limits)

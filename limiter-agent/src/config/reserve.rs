@@ -153,7 +153,7 @@ fn reserve(
     let packets = packets.and_then(|value| budget::budget(value, Unit::Packets));
     let (new_sources, unproven) = (sum("new_sources"), sum("unproven"));
     let (packets, new_sources, unproven) = (packets?, new_sources?, unproven?);
-    let allowance = Allowance { packets: Some(packets), bytes: None };
+    let allowance = Allowance { packets: Some(packets), bytes: None, connections: None };
     let class = Class {
         name: format!("{}{}", Reserve::PREFIX, name?),
         matcher: Some(matcher?),

@@ -5,6 +5,7 @@
 
 mod banks;
 mod clock;
+mod connections;
 mod counters;
 mod error;
 mod events;
@@ -50,6 +51,7 @@ use tokio::sync::Mutex;
 
 use self::{
     banks::Banks,
+    connections::Connections,
     link::Links,
     object::{array, load, random, set, xdp, xdp_mut},
     shared::SharedMaps,
@@ -78,6 +80,7 @@ pub struct Datapath {
     // Before the program, whose descriptor a netlink attachment needs when it is dropped.
     links: Links,
     handshakes: Option<FdLink>,
+    connections: Connections,
     /// By the names of their pins.
     flows: Vec<(&'static str, FdLink)>,
     ebpf: Ebpf,
@@ -182,7 +185,8 @@ impl Datapath {
             (None, None) => (None, abi::Head::FIRST),
         };
         let are_new_pins = directory.as_ref().is_some_and(|it| it.ends_with(pins::NEW_MAPS));
-        let mut ebpf = load(&sizes, key, head, directory.as_deref())?;
+        let instance = random().map_err(DatapathError::Random)?[0];
+        let mut ebpf = load(&sizes, key, instance, head, directory.as_deref())?;
         let program = xdp(&ebpf, PROGRAM)?.info().map_err(DatapathError::Program)?.id();
         let before = kept.map_or(0, |(maps, _)| maps.identity.programs[0]);
         let programs = [program, before];
@@ -192,6 +196,7 @@ impl Datapath {
 
         let shared = Arc::new(SharedMaps::new(&ebpf, identity.key())?);
         let inspector = Arc::new(Inspector::new(&ebpf, Arc::clone(&shared))?);
+        let connections = Connections::new(&ebpf, identity.key(), instance)?;
         let head = Head::new(&mut ebpf)?;
         let banks = Banks::new(&ebpf, head.clone())?;
         let own = own_addresses(&ebpf)?;
@@ -208,6 +213,7 @@ impl Datapath {
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
+            connections,
             flows: Vec::new(),
             ebpf,
             sizes,
@@ -248,6 +254,10 @@ impl Datapath {
         self.links.swap(xdp_mut(&mut self.ebpf, PROGRAM)?)?;
         // Who was proven meanwhile.
         self.inherit_standing()?;
+        if self.handshakes.is_some() {
+            // Before the other program goes, so that there is always one that counts connections.
+            self.appoint(0)?;
+        }
         let Some(pins) = &self.pins else { return Ok(()) };
         if self.are_new_pins {
             pins.keep_new_maps()?;

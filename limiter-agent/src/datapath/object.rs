@@ -24,13 +24,14 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
 pub(super) fn load(
     sizes: &MapSizes,
     key: [u64; 3],
+    instance: u64,
     head: Head,
     directory: Option<&Path>,
 ) -> Result<Ebpf, DatapathError> {
     let hash = HashKey::new(key);
     let (lines_v4, lines_v6) = (sizes.lines_v4(), sizes.lines_v6());
     let (ceilings, places) = (sizes.lines_ceilings(), sizes.known_places());
-    let flow_places = sizes.flow_places();
+    let (flow_places, connection_lines) = (sizes.flow_places(), sizes.connection_lines());
     let (bytes, tick) = (u32::from(sizes.bytes), host::counted_tick().map_or(0, |tick| tick.0));
     let interval = Moments::interval(u32::try_from(cpus()).unwrap_or(u32::MAX)).0;
     let mut loader = EbpfLoader::new();
@@ -43,6 +44,8 @@ pub(super) fn load(
         .override_global(global::LINES_CEILINGS, &ceilings, true)
         .override_global(global::KNOWN_PLACES, &places, true)
         .override_global(global::FLOW_PLACES, &flow_places, true)
+        .override_global(global::CONNECTION_LINES, &connection_lines, true)
+        .override_global(global::INSTANCE, &instance, true)
         .override_global(global::BYTES, &bytes, true)
         .override_global(global::TICK, &tick, true)
         .override_global(global::EVENT_INTERVAL, &interval, true)
@@ -60,6 +63,7 @@ pub(super) fn load(
         .map_max_entries(map::BYTES_V6, sizes.byte_lines(lines_v6))
         .map_max_entries(map::KNOWN, places)
         .map_max_entries(map::FLOWS, FLOW_PORTS + flow_places)
+        .map_max_entries(map::CONNECTIONS, connection_lines)
         .map_max_entries(map::COUNTERS, sizes.counters.cells());
     if let Some(directory) = directory {
         for map in map::KEPT {

@@ -164,6 +164,11 @@ impl Pins {
         keep(&self.directory.join(name), link)
     }
 
+    /// Whether a program on the cgroup is attached under this name.
+    pub(super) fn has_other(&self, name: &str) -> bool {
+        self.directory.join(name).exists()
+    }
+
     /// The interfaces that have a pin.
     pub(super) fn interfaces(&self) -> Vec<String> {
         interfaces(&self.directory)

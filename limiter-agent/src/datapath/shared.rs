@@ -409,6 +409,14 @@ impl<V: aya::Pod> Mapping<V> {
         Ok(Self { memory, count, value: PhantomData })
     }
 
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = *mut V> {
+        (0..self.count).map(|index| self.value(index))
+    }
+
     /// The value at `index`, which must be below the count.
     pub(super) fn value(&self, index: u32) -> *mut V {
         assert!(index < self.count, "{index} of {}", self.count);

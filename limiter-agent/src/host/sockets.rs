@@ -1,6 +1,10 @@
 //! Open TCP connections as the kernel reports them over netlink (`sock_diag(7)`).
 
-use std::{collections::HashSet, io, net::IpAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    net::IpAddr,
+};
 
 use limiter_common::abi::{AddressFamily, SourceAddress};
 use limiter_common::flows::{Flow, Transport};
@@ -44,6 +48,9 @@ pub struct Connections {
     pub peers: HashSet<Source>,
     /// Those that this host opened: their local port is no listener's.
     pub opened: Vec<Flow>,
+    /// How many of those that others opened each source has; also those that are about to be closed, while
+    /// the kernel has a socket for them.
+    pub received: HashMap<Source, u32>,
 }
 
 /// All established TCP connections in this network namespace, but for loopback.
@@ -64,7 +71,7 @@ pub async fn peers_of_port(port: u16) -> Result<HashSet<IpAddr>, SocketsError> {
     let listing = tokio::task::spawn_blocking(move || {
         let mut peers = HashSet::new();
         for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-            list(family, any, &mut |id| {
+            list(family, OPEN, any, &mut |id| {
                 let is_peer = id.source_port == port && id.destination_port != 0;
                 peers.extend(is_peer.then(|| id.destination_address.to_canonical()));
             })?;
@@ -76,8 +83,9 @@ pub async fn peers_of_port(port: u16) -> Result<HashSet<IpAddr>, SocketsError> {
 
 fn list_all() -> Result<Connections, SocketsError> {
     let (mut connections, mut listening) = (Connections::default(), HashSet::new());
+    let mut closing: Vec<Flow> = Vec::new();
     for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
-        list(family, any, &mut |id| {
+        list(family, OPEN, any.clone(), &mut |id| {
             // A listener has no other end.
             if id.destination_port == 0 {
                 listening.insert(id.source_port);
@@ -86,6 +94,11 @@ fn list_all() -> Result<Connections, SocketsError> {
                 connections.opened.push(flow);
             }
         })?;
+        list(family, CLOSING, any, &mut |id| closing.extend(flow(&id)))?;
+    }
+    let received = connections.opened.iter().chain(&closing);
+    for flow in received.filter(|flow| listening.contains(&flow.local_port)) {
+        *connections.received.entry(flow.remote.into()).or_default() += 1;
     }
     connections.opened.retain(|flow| !listening.contains(&flow.local_port));
     Ok(connections)
@@ -104,13 +117,27 @@ fn flow(id: &SocketId) -> Option<Flow> {
     (!address.is_loopback()).then_some(flow)
 }
 
-/// Calls `found` for each TCP socket of a family that is established or listens.
-fn list(family: u8, any: SocketId, found: &mut dyn FnMut(SocketId)) -> Result<(), SocketsError> {
+/// Established, or listening.
+const OPEN: StateFlags = StateFlags::ESTABLISHED.union(StateFlags::LISTEN);
+/// Closed by one end, and still a socket. (Not `FIN_WAIT2`, under which the kernel also lists what is one no
+/// more.)
+const CLOSING: StateFlags = StateFlags::FIN_WAIT1
+    .union(StateFlags::CLOSE_WAIT)
+    .union(StateFlags::LAST_ACK)
+    .union(StateFlags::CLOSING);
+
+/// Calls `found` for each TCP socket of a family that is in one of the `states`.
+fn list(
+    family: u8,
+    states: StateFlags,
+    any: SocketId,
+    found: &mut dyn FnMut(SocketId),
+) -> Result<(), SocketsError> {
     let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
     setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(PATIENCE)).map_err(io::Error::from)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
-    socket.send(&request(family, any), 0)?;
+    socket.send(&request(family, states, any), 0)?;
     let mut part = vec![0; PART];
     loop {
         let length = socket.recv(&mut &mut part[..], 0)?;
@@ -133,14 +160,14 @@ fn list(family: u8, any: SocketId, found: &mut dyn FnMut(SocketId)) -> Result<()
     }
 }
 
-fn request(family: u8, any: SocketId) -> Vec<u8> {
+fn request(family: u8, states: StateFlags, any: SocketId) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | NLM_F_DUMP;
     let request = SockDiagMessage::InetRequest(InetRequest {
         family,
         protocol: IPPROTO_TCP,
         extensions: ExtensionFlags::empty(),
-        states: StateFlags::ESTABLISHED | StateFlags::LISTEN,
+        states,
         socket_id: any,
     });
     let mut message = NetlinkMessage::new(header, request.into());
@@ -193,7 +220,7 @@ mod tests {
         let is_listed = || {
             let mut is_listed = false;
             let mut look = |id: SocketId| is_listed |= id.destination_port == address.port();
-            list(AF_INET, SocketId::new_v4(), &mut look).expect("is answered");
+            list(AF_INET, OPEN, SocketId::new_v4(), &mut look).expect("is answered");
             is_listed
         };
         assert!(!is_listed());

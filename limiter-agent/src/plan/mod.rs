@@ -392,7 +392,7 @@ fn times(settings: &mut Settings, rows: &[Limits], tick: Nanos) {
         let limits = std::iter::once(&class.limits).chain(others);
         let tolerance = |limit: PacketLimit| limit.is_limited().then(|| limit.tolerance());
         let own: Vec<_> = limits
-            .flat_map(|Limits { packets, bytes }| {
+            .flat_map(|Limits { packets, bytes, .. }| {
                 let bytes = bytes.is_limited().then(|| bytes.tolerance());
                 [tolerance(*packets), bytes]
             })
@@ -443,6 +443,7 @@ fn drops(faults: config::Faults) -> u32 {
         | Reason::NearLimit
         | Reason::Lease
         | Reason::LeaseRate
+        | Reason::Connections
         | Reason::Bypass => reason.drops_by_default(),
     };
     Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())

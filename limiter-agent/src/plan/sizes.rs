@@ -123,6 +123,13 @@ impl MapSizes {
         if self.bytes { lines } else { 1 }
     }
 
+    /// Lines of the table of open connections: a slot for each eighth bucket, of which the table is good
+    /// for half. With a handful of sources, room for more all the same.
+    #[must_use]
+    pub fn connection_lines(&self) -> u32 {
+        (self.ipv4_sources.saturating_add(self.ipv6_sources) / 128).max(256)
+    }
+
     /// Places in the filters of known sources: half a mebibyte of them for two million buckets, which
     /// is what the cache of a core holds. (With 4 MiB a flood of forged sources costs half as much
     /// again: each of its packets waits for memory.) 100,000 proven sources are six to a word.

@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Budget, Config};
-pub(crate) use text::{Grid, bytes, grouped, limit, reserves};
+use crate::connections::Entry;
+pub(crate) use text::{Grid, bytes, grid, grouped, limit, reserves};
 
 /// What the running agent does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,6 +46,8 @@ pub struct Status {
     pub new_sources: Limit,
     /// What proves that a source is not forged: `handshakes`, or `unavailable: ` and why.
     pub proofs: String,
+    /// The TCP connections that others have open to this host.
+    pub connections: OpenConnections,
     /// What all flows together may receive that this host opened, beyond the limits of their sources.
     pub established: Limit,
     /// What tells the datapath of those flows.
@@ -66,6 +69,21 @@ pub struct ModeOverride {
     pub since: String,
     /// Who asked.
     pub by: String,
+}
+
+/// The TCP connections that others have open to this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenConnections {
+    /// What tells of them: `handshakes`, or `unavailable: ` and why nothing does.
+    pub counted: String,
+    /// How many.
+    pub open: u64,
+    /// How many sources have any.
+    pub sources: u64,
+    /// The source that has the most; none if none has any.
+    pub most: Option<Entry>,
+    /// Those, since the maps were made, that were not counted for want of room.
+    pub uncounted: u64,
 }
 
 /// What tells the datapath of the flows that this host opens, or `unavailable: ` and why nothing does.
@@ -112,6 +130,8 @@ pub struct Class {
     pub packets: Option<Limit>,
     /// The limit in bytes.
     pub bytes: Option<Limit>,
+    /// The TCP connections that a source may have open.
+    pub connections: Option<u32>,
     /// Its share of the new sources.
     pub new_sources: Option<Limit>,
     /// The sum of its sources that have proven nothing.

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{
-    Block, Class, ConfigState, Exemption, Interface, Limit, ModeOverride, Pending, Reserve, Status,
-    Table, Total,
+    Block, Class, ConfigState, Exemption, Interface, Limit, ModeOverride, OpenConnections, Pending,
+    Reserve, Status, Table, Total,
 };
 
 impl fmt::Display for Status {
@@ -31,6 +31,7 @@ impl fmt::Display for Status {
         let (per_second, burst) = limit(Some(self.new_sources));
         writeln!(out, "new:      {per_second} sources/s let in, burst {burst}")?;
         writeln!(out, "proofs:   {}", self.proofs)?;
+        connections(out, &self.connections)?;
         let (per_second, burst) = limit(Some(self.established));
         writeln!(out, "own:      {per_second} packets/s beyond all limits, burst {burst}")?;
         writeln!(out, "          tcp: {}", self.own_flows.tcp)?;
@@ -81,6 +82,21 @@ fn tables(out: &mut fmt::Formatter<'_>, tables: &[Table], memory: u64) -> fmt::R
     writeln!(out, "tables:   {}; maps take {}", sizes.join(", "), bytes(memory))
 }
 
+fn connections(out: &mut fmt::Formatter<'_>, it: &OpenConnections) -> fmt::Result {
+    if it.counted.starts_with("unavailable") {
+        return writeln!(out, "open:     {}", it.counted);
+    }
+    let (open, sources) = (grouped(it.open), grouped(it.sources));
+    writeln!(out, "open:     {open} connections from {sources} sources")?;
+    if let Some(most) = &it.most {
+        writeln!(out, "          the most: {} from {}", grouped(most.open.into()), most.source)?;
+    }
+    if it.uncounted != 0 {
+        writeln!(out, "          NOT COUNTED for want of room: {}", grouped(it.uncounted))?;
+    }
+    Ok(())
+}
+
 fn interfaces(out: &mut fmt::Formatter<'_>, interfaces: &[Interface]) -> fmt::Result {
     let mut grid = Grid::new(&["INTERFACE", "INDEX>", "XDP", "DRIVER", "ATTACHED BY"]);
     for it in interfaces {
@@ -105,13 +121,22 @@ pub(crate) fn reserves(reserves: &[Reserve]) -> impl fmt::Display {
 }
 
 fn classes(out: &mut fmt::Formatter<'_>, classes: &[Class]) -> fmt::Result {
-    let mut grid =
-        Grid::new(&["CLASS", "MODE", "PACKETS/S>", "BURST>", "BYTES/S>", "BURST>", "NEW/S>"]);
+    let mut grid = Grid::new(&[
+        "CLASS",
+        "MODE",
+        "PACKETS/S>",
+        "BURST>",
+        "BYTES/S>",
+        "BURST>",
+        "NEW/S>",
+        "OPEN>",
+    ]);
     for class in classes {
         let (rate, burst) = limit(class.packets);
         let (byte_rate, byte_burst) = limit(class.bytes);
         let (news, _) = limit(class.new_sources);
-        grid.row([&class.name, &class.mode, &*rate, &burst, &byte_rate, &byte_burst, &news]);
+        let open = class.connections.map_or("-".to_owned(), |most| grouped(most.into()));
+        grid.row([&class.name, &class.mode, &*rate, &burst, &byte_rate, &byte_burst, &news, &open]);
     }
     grid.write(out)
 }
@@ -201,6 +226,15 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if mib >= 1024.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.1} MiB") }
 }
 
+/// A table after an empty line; nothing if there are no rows. A heading that ends in `>` aligns to the right.
+pub(crate) fn grid<const N: usize>(
+    headings: [&'static str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> impl fmt::Display {
+    let grid = Grid { headings, rows: rows.collect() };
+    fmt::from_fn(move |out| grid.write(out))
+}
+
 /// Columns as wide as their widest cell. A heading that ends in `>` aligns to the right.
 pub(crate) struct Grid<const N: usize> {
     headings: [&'static str; N],
@@ -248,9 +282,10 @@ impl<const N: usize> Grid<N> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FailurePolicy, OwnFlows, Reload};
+    use super::super::{Entry, FailurePolicy, OwnFlows, Reload};
     use super::*;
 
+    #[expect(clippy::too_many_lines, reason = "all that a status has")]
     fn status() -> Status {
         Status {
             version: "0.1.0".into(),
@@ -291,6 +326,7 @@ mod tests {
                     mode: "enforce".into(),
                     packets: Some(Limit { per_second: 1000.0, burst: 2000 }),
                     bytes: Some(Limit { per_second: 500_000.0, burst: 262_144 }),
+                    connections: Some(100),
                     new_sources: Some(Limit { per_second: 2000.0, burst: 20_000 }),
                     unproven: Some(Limit { per_second: 9000.0, burst: 18_000 }),
                     total: None,
@@ -300,6 +336,7 @@ mod tests {
                     mode: "observe".into(),
                     packets: Some(Limit { per_second: 1.0 / 60.0, burst: 1 }),
                     bytes: None,
+                    connections: None,
                     new_sources: None,
                     unproven: None,
                     total: None,
@@ -325,6 +362,17 @@ mod tests {
             ],
             new_sources: Limit { per_second: 10_000.0, burst: 100_000 },
             proofs: "handshakes".into(),
+            connections: OpenConnections {
+                counted: "handshakes".into(),
+                open: 1234,
+                sources: 56,
+                most: Some(Entry {
+                    source: "2001:db8:1:2::/64".into(),
+                    family: "ipv6".into(),
+                    open: 100,
+                }),
+                uncounted: 3,
+            },
             established: Limit { per_second: 200_000.0, burst: 400_000 },
             own_flows: OwnFlows { tcp: "connect".into(), udp: "unavailable: no cgroup v2".into() },
             map_memory_bytes: 200 << 20,
@@ -371,6 +419,9 @@ config:   /etc/limiter/limiter.toml, read 2026-11-30 15:00:00 UTC
 tables:   1,000,000 ipv4 sources, 1,000,000 ipv6 sources; maps take 200.0 MiB
 new:      10,000 sources/s let in, burst 100,000
 proofs:   handshakes
+open:     1,234 connections from 56 sources
+          the most: 100 from 2001:db8:1:2::/64
+          NOT COUNTED for want of room: 3
 own:      200,000 packets/s beyond all limits, burst 400,000
           tcp: connect
           udp: unavailable: no cgroup v2
@@ -381,9 +432,9 @@ eth0           2  native  virtio_net  link
 RESERVE  MATCH        INTERFACE  TTL  PACKETS/S   BURST  NEW/S
 bfd      udp to 3784  any        255      5,000  10,000    100
 
-CLASS  MODE     PACKETS/S  BURST  BYTES/S    BURST  NEW/S
-dns    enforce      1,000  2,000  500,000  262,144  2,000
-rest   observe      0.017      1        -        -      -
+CLASS  MODE     PACKETS/S  BURST  BYTES/S    BURST  NEW/S  OPEN
+dns    enforce      1,000  2,000  500,000  262,144  2,000   100
+rest   observe      0.017      1        -        -      -     -
 
 EXEMPT      INTERFACE       EXPIRES  OWNER
 10.0.0.0/8  any, SPOOFABLE  never    platform

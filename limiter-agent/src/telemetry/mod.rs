@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub pressures: Vec<(String, f64)>,
     /// What can prove that a source is not forged, and whether it does.
     pub proofs: Vec<(&'static str, bool)>,
+    /// The TCP connections that others have open to this host.
+    pub connections: Connections,
     /// The protocols of which the host's own flows can be known, and whether they are.
     pub own_flows: Vec<(&'static str, bool)>,
     /// Buckets ever created, by family.
@@ -70,6 +72,15 @@ pub struct Snapshot {
     pub version: &'static str,
     /// The version of the layout shared with the kernel.
     pub abi: u32,
+}
+
+/// TCP connections that others have open to this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connections {
+    /// Family, how many, and of how many sources.
+    pub open: Vec<(&'static str, u64, u64)>,
+    /// Those that were not counted for want of room.
+    pub uncounted: u64,
 }
 
 /// One counter with its labels.
@@ -190,6 +201,7 @@ impl Snapshot {
         for (protocol, works) in &self.own_flows {
             own.sample(&[("protocol", (*protocol).to_owned())], flag(*works));
         }
+        self.connections.write(out);
         let help = "Buckets created: sources that were new to the table, or had been displaced.";
         let mut created = out.family("limiter_sources_created_total", help, Kind::Counter);
         for (family, value) in &self.created {
@@ -277,6 +289,25 @@ impl Snapshot {
     }
 }
 
+impl Connections {
+    fn write(&self, out: &mut Exposition) {
+        let help = "TCP connections that others have open to this host.";
+        let mut connections = out.family("limiter_connections", help, Kind::Gauge);
+        for (family, open, _) in &self.open {
+            connections.sample(&[("family", (*family).to_owned())], count(*open));
+        }
+        let help = "Sources that have TCP connections open to this host.";
+        let mut owners = out.family("limiter_connection_sources", help, Kind::Gauge);
+        for (family, _, sources) in &self.open {
+            owners.sample(&[("family", (*family).to_owned())], count(*sources));
+        }
+        let help =
+            "TCP connections that were not counted because there was no room for their sources.";
+        out.family("limiter_connections_uncounted_total", help, Kind::Counter)
+            .sample(&[], count(self.uncounted));
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats, exact up to 2⁵³")]
 const fn count(value: u64) -> f64 {
     value as f64
@@ -310,6 +341,7 @@ mod tests {
             sources: vec![("ipv4", "proven", 3), ("ipv4", "seen", 4)],
             pressures: vec![("none".into(), 0.5)],
             proofs: vec![("handshakes", true)],
+            connections: Connections { open: vec![("ipv4", 12, 3), ("ipv6", 0, 0)], uncounted: 4 },
             own_flows: vec![("tcp", true), ("udp", false)],
             created: vec![("ipv4", 7), ("ipv6", 0)],
             interfaces: vec![InterfaceInfo {
@@ -352,6 +384,9 @@ mod tests {
             r#"limiter_sources{family="ipv4",standing="proven"} 3"#,
             r#"limiter_pressure{class="none"} 0.5"#,
             r#"limiter_proofs{source="handshakes"} 1"#,
+            r#"limiter_connections{family="ipv4"} 12"#,
+            r#"limiter_connection_sources{family="ipv4"} 3"#,
+            "limiter_connections_uncounted_total 4",
             r#"limiter_own_flows{protocol="udp"} 0"#,
             r#"limiter_sources_created_total{family="ipv4"} 7"#,
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,

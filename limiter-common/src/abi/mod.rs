@@ -5,6 +5,7 @@
 //! meaning needs a new [`ABI_VERSION`]; `cargo xtask tidy` fails without one.
 
 mod bucket;
+mod connections;
 mod counter;
 mod event;
 mod kept;
@@ -19,6 +20,7 @@ pub use bucket::{
     Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
     PortBits, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
+pub use connections::{CONNECTION_SLOTS, ConnectionLine, Hearing};
 pub use counter::{Count, CounterCell, CounterShape};
 pub use event::{EVENT_BYTES, EVENT_RING, Event, Pace};
 pub use kept::{Head, Identity, Name, Shape};
@@ -114,6 +116,10 @@ pub mod map {
     pub const LEASES: &str = "LEASES";
     /// Array of [`Lease`](super::Lease).
     pub const LEASE_TERMS: &str = "LEASE_TERMS";
+    /// Array of [`ConnectionLine`](super::ConnectionLine): open connections by source.
+    pub const CONNECTIONS: &str = "CONNECTIONS";
+    /// Array of one [`Hearing`](super::Hearing).
+    pub const HEARING: &str = "HEARING";
     /// Hash set of [`OwnAddress`](super::OwnAddress): the host's addresses.
     pub const OWN: &str = "OWN";
     /// Array of [`Budget`](super::Budget) by [`BudgetCell`](super::BudgetCell).
@@ -144,7 +150,7 @@ pub mod map {
 
     /// Those that outlive the agent: all but the program's constants, its log, samples, events, and who
     /// is watched.
-    pub const KEPT: [&str; 25] = [
+    pub const KEPT: [&str; 27] = [
         IDENTITY,
         SHAPE,
         NAMES,
@@ -170,6 +176,8 @@ pub mod map {
         CLIENT_PORTS,
         LEASES,
         LEASE_TERMS,
+        CONNECTIONS,
+        HEARING,
     ];
 }
 
@@ -191,6 +199,10 @@ pub mod global {
     pub const KNOWN_PLACES: &str = "KNOWN_PLACES";
     /// `u32`: places in the filter of this host's flows, those for ports not counted.
     pub const FLOW_PLACES: &str = "FLOW_PLACES";
+    /// `u32`: lines of the table of open connections.
+    pub const CONNECTION_LINES: &str = "CONNECTION_LINES";
+    /// `u64`: a number that no other loaded program has, see [`Hearing`](super::Hearing).
+    pub const INSTANCE: &str = "INSTANCE";
     /// `u32`: whether there are byte buckets, 0 or 1.
     pub const BYTES: &str = "BYTES";
     /// `u64`: nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of

@@ -6,7 +6,7 @@
 )]
 
 use super::{
-    Budget, Count, CounterCell, Head, Identity, Lease, Leaseholder, LineV4, LineV6, Name,
+    Budget, Count, CounterCell, Head, Hearing, Identity, Lease, Leaseholder, LineV4, LineV6, Name,
     OwnAddress, Policy, PolicyId, PrefixKey, SampleCount, Sampling, Settings, Shape, WatchedCount,
     WatchedSource, Watching,
 };
@@ -25,6 +25,7 @@ pod!(
     Count,
     CounterCell,
     Head,
+    Hearing,
     Identity,
     Lease,
     Leaseholder,

@@ -282,6 +282,15 @@ impl L4Index {
         Self(768 + kind as u32)
     }
 
+    /// Whether it is TCP that opens a connection: SYN without ACK (RFC 9293 §3.5), also in a first fragment.
+    #[inline(always)]
+    #[must_use]
+    pub const fn opens(self) -> bool {
+        const ACK_AND_SYN: u32 = 0x12;
+        const SYN: u32 = 0x02;
+        self.0 & (0x300 | ACK_AND_SYN) == 0x100 | SYN
+    }
+
     /// The same in a fragment, the first or another.
     #[inline(always)]
     #[must_use]
@@ -442,14 +451,14 @@ impl LimitsIndex {
 }
 
 const _: () = assert!(MAX_INTERFACES <= Ingress::PLACES && MAX_INTERFACES <= u32::BITS as usize);
-const _: () = assert!(size_of::<ClassSettings>() == 144);
+const _: () = assert!(size_of::<ClassSettings>() == 152);
 const _: () = assert!(size_of::<Dimension>() == 8 + 8 * 256 + 65536);
 const _: () = assert!(
     size_of::<Settings>()
         == 136
             + 8 * MAX_INTERFACES
             + 8 * Ingress::PLACES
-            + 144 * MAX_CLASSES
+            + 152 * MAX_CLASSES
             + 8 * L4Index::COUNT
             + 3 * size_of::<Dimension>()
 );

@@ -2,7 +2,7 @@
 
 pub(crate) mod frame;
 
-use std::{mem, time::SystemTime};
+use std::{collections::HashMap, mem, net::IpAddr, time::SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use aya::programs::{TestRun as _, TestRunOptions};
@@ -15,6 +15,7 @@ use limiter_common::{
     Action, Family, Outcome, Reason,
     abi::{ClassId, Count, Lease, Leaseholder, Name, Slot, SourceAddress},
     flows::Flow,
+    packet::Source,
     time::Nanos,
 };
 use limiter_tests::{generator::monotonic, model::Model, netns::Netns};
@@ -102,6 +103,22 @@ impl Bench {
     pub(crate) fn slot(&self, interface: &str) -> Slot {
         let known = self.plan.interfaces.iter().find(|known| known.name == interface);
         known.map_or(Slot::UNKNOWN, |known| known.slot)
+    }
+
+    /// Says, in the kernel and in the model, that only these sources have connections open, and how many.
+    #[allow(dead_code, reason = "for the table of connections")]
+    pub(crate) fn connect(&mut self, open: &[(IpAddr, u32)]) -> Result<()> {
+        let open = open.iter().map(|&(address, count)| (Source::from(address), count));
+        let open: HashMap<_, _> = open.collect();
+        self.datapath.count_connections(&open)?;
+        self.model.connect(open);
+        Ok(())
+    }
+
+    /// Where frames are received.
+    #[allow(dead_code, reason = "for the table of connections")]
+    pub(crate) fn netns(&self) -> &Netns {
+        &self.netns
     }
 
     /// Attaches the programs that hear of connections and flows.

@@ -138,3 +138,64 @@ fn too_many_classes_and_too_many_sets_of_ports() {
     let error = &errors(&classes(9, &bits))[0];
     assert!(error.contains("into 512 different sets") && error.contains("256"), "{error}");
 }
+
+#[test]
+fn limits_of_connections() {
+    let class = |matcher: &str, limit: &str| {
+        with_class(&format!("match = {{ {matcher} }}\n{PACKETS}\nconnections = {limit}"))
+    };
+    let syn = "flags = \"syn,!ack\"";
+    let place = "7:15: class[0] \"dns\" connections";
+    for wrong in ["0", "-1", "1000001"] {
+        let parts = ["is out of range; write a whole number from 1 to 1000000", "[[block]]"];
+        one_error(&class(syn, wrong), place, &parts);
+    }
+    for (wrong, found) in [("\"9\"", "a string"), ("1.5", "a decimal number"), ("{}", "a table")] {
+        one_error(&class(syn, wrong), place, &["expected a whole number", found]);
+    }
+    for without in ["protocol = \"udp\"", "flags = \"ack\"", "flags = \"syn,ack\""] {
+        one_error(&class(without, "9"), place, &["no packet of this class", "takes the SYNs"]);
+    }
+    for matcher in
+        [syn, "ports = [80]", "protocol = \"tcp\"", "protocol = \"tcp\", fragment = true"]
+    {
+        let config = parse(&class(matcher, "9")).expect(matcher);
+        assert_eq!(config.classes[0].limits.connections, 9);
+        assert_eq!(config.classes[1].limits.connections, 0);
+    }
+    // Behind a class that takes all SYNs, or all to the ports in question.
+    for (matcher, has_effect) in [
+        (syn, false),
+        ("protocol = \"tcp\"", false),
+        ("flags = \"syn\", ports = [80]", true),
+        ("flags = \"syn\", fragment = false", true),
+    ] {
+        let text = with_match(matcher) + "connections = 9\n";
+        if has_effect {
+            assert_eq!(parse(&text).err(), None, "{matcher}");
+        } else {
+            let parts = ["class \"dns\" at line 3 takes every SYN", "write it in that class"];
+            one_error(&text, "10:15: class[1] \"rest\" connections", &parts);
+        }
+    }
+}
+
+#[test]
+fn networks_scale_the_limit_of_connections_or_have_their_own() {
+    let text = with_class(&format!("match = {{ ports = [80] }}\n{PACKETS}\nconnections = 9"));
+    let scaled = text.clone() + "[[prefix]]\ncidr = \"203.0.113.0/24\"\nscale = 20\n";
+    let limits = |text: &str| {
+        let config = parse(text).expect("is valid");
+        config.prefixes[0].limits.iter().map(|limits| limits.connections).collect::<Vec<_>>()
+    };
+    assert_eq!(limits(&scaled), [180, 0]);
+    let own = |class: &str| {
+        let prefix = "[[prefix]]\ncidr = \"203.0.113.0/24\"\n[[prefix.class]]";
+        format!("{text}{prefix}\nname = \"{class}\"\nconnections = 7\n")
+    };
+    assert_eq!(limits(&own("dns")), [7, 0]);
+    assert_eq!(limits(&own("rest")), [9, 7]);
+    let udp = own("dns").replace("match = { ports = [80] }", "match = { protocol = \"udp\" }");
+    let error = &errors(&udp.replacen("connections = 9\n", "", 1))[0];
+    assert!(error.contains("no packet of this class opens a TCP connection"), "{error}");
+}
