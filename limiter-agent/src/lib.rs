@@ -11,6 +11,7 @@ pub mod datapath;
 pub mod doctor;
 pub mod host;
 pub mod memory;
+pub mod page;
 pub mod plan;
 pub mod run;
 pub mod service;

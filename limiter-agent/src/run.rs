@@ -75,7 +75,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let (stop, stopped) = watch::channel(());
     let servers = [
         spawn(
-            axum::serve(metrics, api::readable(Arc::clone(&agent)))
+            axum::serve(metrics, api::readable(agent.clone()).merge(api::page(agent.clone())))
                 .with_graceful_shutdown(end(stopped.clone())),
         ),
         spawn(

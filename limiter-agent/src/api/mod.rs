@@ -3,6 +3,7 @@
 mod capture;
 mod commands;
 mod control;
+mod page;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ use crate::host::{self, Discards, Link, LinksError};
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
 pub use control::{ControlError, ControlSocket};
+pub use page::page;
 
 /// The agent, shared by its handlers and its signals.
 pub type Shared = Arc<Mutex<Agent>>;
