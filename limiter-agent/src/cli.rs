@@ -10,7 +10,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::api::{DEFAULT_RATE, HIGHEST_RATE};
 use crate::datapath::DEFAULT_PINS;
-use crate::{capture, check, client, doctor, run};
+use crate::events::{By, Of, Span};
+use crate::{capture, check, client, doctor, run, top};
 
 /// Where the configuration lies unless the command line says otherwise.
 pub const DEFAULT_CONFIG: &str = "/etc/limiter/limiter.toml";
@@ -43,6 +44,10 @@ enum Command {
     Status(ClientArgs),
     /// Show packets that the running agent drops, or would drop, with the reasons
     Capture(CaptureArgs),
+    /// Show who, or what, the running agent drops most, or would drop, as it changes
+    Top(TopArgs),
+    /// Show packets that the running agent dropped, would have dropped, or soon will
+    Events(EventsArgs),
     /// Make the running agent read its configuration again
     Reload(ClientArgs),
     /// Put another configuration in force, for good or until it is not confirmed
@@ -264,6 +269,41 @@ pub struct CaptureArgs {
     pub client: ClientArgs,
 }
 
+/// Arguments of `limiter-agent top`.
+#[derive(Clone, Debug, Args)]
+pub struct TopArgs {
+    /// Print a table once instead of a live view; so it is where standard output is no terminal
+    #[arg(long)]
+    pub once: bool,
+    /// What is ranked
+    #[arg(long, value_name = "WHAT", default_value = "sources")]
+    pub of: Of,
+    /// In which order
+    #[arg(long, value_name = "ORDER", default_value = "packets")]
+    pub by: By,
+    /// Over which time
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    pub window: Span,
+    /// How many entries, up to 1000
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub limit: usize,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `limiter-agent events`.
+#[derive(Clone, Debug, Args)]
+pub struct EventsArgs {
+    /// Go on with what comes, until Ctrl-C
+    #[arg(long)]
+    pub follow: bool,
+    /// How many of the last ones, up to 1024
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub limit: usize,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
 /// Why a command did not do what it was asked; decides the exit code.
 #[derive(Debug)]
 pub enum Failure {
@@ -285,6 +325,8 @@ impl Cli {
             Command::Doctor(args) => doctor::doctor(&args),
             Command::Status(args) => client::status(&args),
             Command::Capture(args) => capture::capture(&args),
+            Command::Top(args) => top::top(&args),
+            Command::Events(args) => top::events(&args),
             Command::Reload(args) => client::reload(&args),
             Command::Apply(args) => client::apply(&args),
             Command::Confirm(args) => client::confirm(&args),

@@ -123,7 +123,7 @@ impl Answer {
         Err(self.refusal())
     }
 
-    fn read<T: serde::de::DeserializeOwned>(&self) -> Result<T, Failure> {
+    pub(crate) fn read<T: serde::de::DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_slice(&self.body).map_err(|error| {
             Failure::Machine(format!(
                 "the agent's answer is not understood ({error}); is it of another version?"
@@ -153,7 +153,12 @@ impl Answer {
     }
 }
 
-fn ask(socket: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer, Failure> {
+pub(crate) fn ask(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> Result<Answer, Failure> {
     let exchange = async {
         tokio::time::timeout(PATIENCE, exchange(socket, method, path, body))
             .await

@@ -1,8 +1,8 @@
 //! How much kernel memory the maps take.
 
 use limiter_common::abi::{
-    Budget, BudgetCell, ByteTats, Count, FLOW_PORTS, KnownWords, LineV4, LineV6, MAX_OWN_ADDRESSES,
-    OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING, Settings,
+    Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, FLOW_PORTS, KnownWords, LineV4, LineV6,
+    MAX_OWN_ADDRESSES, OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING, Settings,
 };
 use limiter_common::units::Limits;
 
@@ -40,6 +40,7 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         bytes(size_of::<PortBits>()),
         bytes(MAX_OWN_ADDRESSES * OWN_ENTRY),
         bytes(SAMPLE_RING),
+        bytes(EVENT_RING),
     ];
     parts.into_iter().fold(0, u64::saturating_add)
 }
@@ -114,7 +115,7 @@ fn mebibytes(bytes: u64) -> String {
 
 /// A pointer for each cell, and the cell once for each CPU.
 fn counters(cells: u32) -> u64 {
-    let copies = array(cells, size_of::<Count>()).saturating_mul(cpus());
+    let copies = array(cells, size_of::<CounterCell>()).saturating_mul(cpus());
     array(cells, size_of::<usize>()).saturating_add(copies)
 }
 
@@ -123,7 +124,7 @@ fn array(entries: u32, contents: usize) -> u64 {
 }
 
 /// The CPUs that the kernel keeps per-CPU values for.
-fn cpus() -> u64 {
+pub(crate) fn cpus() -> u64 {
     // SAFETY: sysconf(3) takes a number and touches no memory of ours.
     let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     u64::try_from(count).unwrap_or(1).max(1)

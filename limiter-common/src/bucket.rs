@@ -120,6 +120,13 @@ impl Level {
         self.used > tolerance / 2
     }
 
+    /// Whether more than four fifths of the burst are used: of a burst of five packets or fewer, none is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_past_four_fifths(self, tolerance: u64) -> bool {
+        self.used > tolerance - tolerance / 5
+    }
+
     /// Charges the bucket in `cell`, where it was found at `now`, with `cost`.
     #[inline(always)]
     pub fn charge<C: Cell>(self, cell: &C, now: Tick, cost: u64) {

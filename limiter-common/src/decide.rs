@@ -203,7 +203,7 @@ fn judge<E: Env>(
         }
     };
     let reason = charge(&bucket, arrival, limits, standing, &mut moment, env);
-    if reason == Reason::Conform {
+    if reason.conforms() {
         sighting.remember(env);
     }
     reason
@@ -434,11 +434,14 @@ fn charge<E: Env>(
     let Limits { packets, bytes } = limits;
     let class = arrival.class;
     let byte_cell = if bytes.is_limited() { bucket.bytes() } else { None };
+    let mut is_near = false;
     if let Some(cell) = &byte_cell {
         let frame = bytes.cost_of(arrival.packet.length);
-        if !moment.level(cell, frame, bytes.tolerance()).has_room(frame, bytes.tolerance()) {
+        let level = moment.level(cell, frame, bytes.tolerance());
+        if !level.has_room(frame, bytes.tolerance()) {
             return Reason::ByteRate;
         }
+        is_near = level.is_past_four_fifths(bytes.tolerance());
     }
     if packets.is_limited()
         && let Some(cell) = bucket.packets()
@@ -450,7 +453,11 @@ fn charge<E: Env>(
         }
         // A ceiling is for sources that take much: below half of their burst a forged neighbour
         // cannot do anything to them.
-        let passes = !level.is_past_half(tolerance) || pass_ceilings(arrival, moment.now(), env);
+        let mut passes = true;
+        if level.is_past_half(tolerance) {
+            is_near |= level.is_past_four_fifths(tolerance);
+            passes = pass_ceilings(arrival, moment.now(), env);
+        }
         // It pays also where a ceiling refuses it: else it would soon be below half again, and all
         // together would have their full rates in spite of the ceiling.
         level.charge(&cell, moment.now(), cost);
@@ -467,7 +474,7 @@ fn charge<E: Env>(
         add(BudgetCell::unproven(class.id), &class.unproven, now, env);
     }
     add(BudgetCell::total(class.id), &class.total, now, env);
-    Reason::Conform
+    if is_near { Reason::NearLimit } else { Reason::Conform }
 }
 
 /// Charges a budget, if it is one.

@@ -23,6 +23,7 @@ pub mod env;
 pub mod flows;
 pub mod hash;
 pub mod known;
+pub mod pace;
 pub mod packet;
 pub mod table;
 pub mod time;

@@ -46,6 +46,8 @@ pub enum Reason {
     Established = 17,
     /// The same, over the limit of all such flows.
     EstablishedRate = 18,
+    /// Within the limits of its source, of which more than four fifths of a burst are used: a warning.
+    NearLimit = 19,
 }
 
 impl Reason {
@@ -70,9 +72,10 @@ impl Reason {
         Self::Total,
         Self::Established,
         Self::EstablishedRate,
+        Self::NearLimit,
     ];
     /// How many there are.
-    pub const COUNT: u32 = 19;
+    pub const COUNT: u32 = 20;
 
     /// The one table of what each reason does unless the operator says otherwise: true drops.
     /// [`Settings`](crate::abi::Settings) carries it as a bit set, with the two that are
@@ -98,7 +101,8 @@ impl Reason {
             | Self::Neighbour
             | Self::Bypass
             | Self::TableFull
-            | Self::Established => false,
+            | Self::Established
+            | Self::NearLimit => false,
         }
     }
 
@@ -125,6 +129,7 @@ impl Reason {
             Self::Total => "total",
             Self::Established => "established",
             Self::EstablishedRate => "established_rate",
+            Self::NearLimit => "near_limit",
         }
     }
 
@@ -141,6 +146,13 @@ impl Reason {
             | Reason::Unproven.bit()
             | Reason::Total.bit();
         ALL & self.bit() != 0
+    }
+
+    /// Whether the packet is within the limits of its source.
+    #[inline(always)]
+    #[must_use]
+    pub const fn conforms(self) -> bool {
+        (Reason::Conform.bit() | Reason::NearLimit.bit()) & self.bit() != 0
     }
 
     /// This reason's bit in [`Settings::drops`](crate::abi::Settings::drops).

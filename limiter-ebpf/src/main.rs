@@ -7,6 +7,7 @@
 
 mod clock;
 mod env;
+mod events;
 mod flows;
 mod handshakes;
 mod lines;

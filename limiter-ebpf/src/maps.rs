@@ -11,9 +11,9 @@ use aya_ebpf::{
 };
 use limiter_common::{
     abi::{
-        Budget, BudgetCell, ByteTats, Count, Identity, KnownWords, LineV4, LineV6,
-        MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey, SAMPLE_RING,
-        Sample, SampleCount, Sampling, Settings, Shape,
+        Budget, BudgetCell, ByteTats, CounterCell, EVENT_RING, Event, Identity, KnownWords, LineV4,
+        LineV6, MAX_OWN_ADDRESSES, Name, OwnAddress, Policy, PolicyId, PortBits, PrefixKey,
+        SAMPLE_RING, Sample, SampleCount, Sampling, Settings, Shape,
     },
     units::Limits,
 };
@@ -60,18 +60,21 @@ pub(crate) static OWN: HashMap<OwnAddress, u32, MAX_OWN_ADDRESSES> = HashMap::ne
 #[btf_map]
 pub(crate) static BUDGETS: Array<Budget, { BudgetCell::COUNT }, MMAPABLE> = Array::new();
 #[btf_map]
-pub(crate) static COUNTERS: PerCpuArray<Count, 1> = PerCpuArray::new();
+pub(crate) static COUNTERS: PerCpuArray<CounterCell, 1> = PerCpuArray::new();
 #[btf_map]
 pub(crate) static CREATED: PerCpuArray<u64, 2> = PerCpuArray::new();
 /// Read for each drop; what follows only while somebody watches.
 #[btf_map]
 pub(crate) static SAMPLING: Array<Sampling, 1> = Array::new();
 #[btf_map]
-pub(crate) static SAMPLE_TAT: Array<u64, 1> = Array::new();
+pub(crate) static SAMPLE_TAT: Array<u64, { SampleCount::COUNT }> = Array::new();
 #[btf_map]
 pub(crate) static SAMPLES: RingBuf<Sample, SAMPLE_RING> = RingBuf::new();
 #[btf_map]
-pub(crate) static SAMPLE_COUNT: PerCpuArray<SampleCount, 1> = PerCpuArray::new();
+pub(crate) static SAMPLE_COUNT: PerCpuArray<SampleCount, { SampleCount::COUNT }> =
+    PerCpuArray::new();
+#[btf_map]
+pub(crate) static EVENTS: RingBuf<Event, EVENT_RING> = RingBuf::new();
 /// Which reasons have been logged.
 #[btf_map]
 pub(crate) static LOGGED: Array<u32, 32> = Array::new();
@@ -105,6 +108,9 @@ pub(crate) static FLOW_PLACES: Global<u32> = Global::new(1);
 /// Nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of time.
 #[unsafe(no_mangle)]
 pub(crate) static TICK: Global<u64> = Global::new(1);
+/// See [`limiter_common::pace`].
+#[unsafe(no_mangle)]
+pub(crate) static EVENT_INTERVAL: Global<u32> = Global::new(1);
 /// A part of the hash key, as the two below.
 #[unsafe(no_mangle)]
 pub(crate) static HASH_OFFSET: Global<u64> = Global::new(0);

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use limiter_common::{
     Action, Outcome, PacketView as _,
-    abi::{SAMPLE_BYTES, SampledOutcome},
+    abi::{SAMPLE_BYTES, SampleCount, SampledOutcome},
     bucket::{self, Moment},
     time::{Nanos, Tick},
 };
@@ -41,9 +41,11 @@ pub(crate) fn watch(view: &FrameView<'_>, outcome: &Outcome, length: u32) {
 #[inline(never)]
 extern "C" fn offer(ctx: *mut xdp_md, packed: u64, length: u32) -> u32 {
     let outcome = SampledOutcome::unpack(packed);
-    let (Some(sampling), Some(count), Some(tat)) =
-        (SAMPLING.get(0), SAMPLE_COUNT.get_ptr_mut(0), SAMPLE_TAT.get_ptr_mut(0))
-    else {
+    let (Some(sampling), Some(count), Some(tat)) = (
+        SAMPLING.get(0),
+        SAMPLE_COUNT.get_ptr_mut(SampleCount::SAMPLES),
+        SAMPLE_TAT.get_ptr_mut(SampleCount::SAMPLES),
+    ) else {
         return 0;
     };
     // SAFETY: no arguments and no preconditions.
@@ -66,7 +68,7 @@ extern "C" fn offer(ctx: *mut xdp_md, packed: u64, length: u32) -> u32 {
         return 0;
     };
     let sample = entry.as_mut_ptr();
-    let captured = captured(length);
+    let captured = captured::<SAMPLE_BYTES>(length);
     // SAFETY: the entry is as large as a sample; each field is written as it is. What lies beyond the
     // captured bytes is left over from older samples, and nobody reads it.
     let error = unsafe {
@@ -88,13 +90,12 @@ extern "C" fn offer(ctx: *mut xdp_md, packed: u64, length: u32) -> u32 {
     0
 }
 
-/// How much of a frame of this length a sample holds: at least one byte, and at most
-/// [`SAMPLE_BYTES`], where every verifier sees it.
+/// How much of a frame of this length is captured: at least one byte, and at most `MOST`, a power of two,
+/// where every verifier sees it.
 #[inline(always)]
-fn captured(length: u32) -> u32 {
-    const MASK: u64 = SAMPLE_BYTES as u64 - 1;
-    let mut last = u64::from(length.min(SAMPLE_BYTES as u32).max(1)) - 1;
+pub(crate) fn captured<const MOST: usize>(length: u32) -> u32 {
+    let mut last = u64::from(length.min(MOST as u32).max(1)) - 1;
     // SAFETY: register arithmetic only; it changes nothing, since the value is within the mask.
-    unsafe { asm!("{l} &= {m}", "{l} += 1", l = inout(reg) last, m = const MASK) };
+    unsafe { asm!("{l} &= {m}", "{l} += 1", l = inout(reg) last, m = const MOST as u64 - 1) };
     last as u32
 }

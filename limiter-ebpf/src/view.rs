@@ -29,13 +29,7 @@ impl<'a> FrameView<'a> {
         Self { ctx, first: first as u32 }
     }
 
-    /// What the program was called with, for logging.
-    #[inline(always)]
-    pub(crate) fn context(&self) -> &XdpContext {
-        self.ctx
-    }
-
-    /// The same, to hand on to a function that the verifier checks by itself.
+    /// What the program was called with, to hand on to a function that the verifier checks by itself.
     #[inline(always)]
     pub(crate) fn raw(&self) -> *mut xdp_md {
         self.ctx.ctx

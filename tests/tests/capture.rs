@@ -142,7 +142,7 @@ impl Drop for Capture {
 
 /// Samples written since the start.
 fn samples(agent: &Agent) -> Result<f64> {
-    Ok(agent.metrics()?.sum("limiter_events_total", &[]))
+    Ok(agent.metrics()?.sum("limiter_events_total", &[("stream", "capture")]))
 }
 
 fn tcpdump(file: &Path) -> Result<Vec<String>> {
@@ -274,7 +274,7 @@ fn the_budget_holds_under_a_full_flood() -> Result<()> {
     assert!((200..=3 * 200 + 40).contains(&packets.len()), "{} of {sent}: {said}", packets.len());
     assert!(!said.contains("lost"), "{said}");
     let metrics = agent.metrics()?;
-    assert!(metrics.sum("limiter_events_lost_total", &[]).abs() < 0.5);
+    assert!(metrics.sum("limiter_events_lost_total", &[("stream", "capture")]).abs() < 0.5);
     // Each stands for those that came on its CPU since the one before.
     let stands: u64 = packets
         .iter()

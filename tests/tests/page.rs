@@ -192,6 +192,9 @@ fn a_flood_shows_within_five_seconds_in_light_and_dark_on_desk_and_phone() -> Re
     ensure!(row("trial").is_some_and(|it| it.contains("observe")), "{rows}");
     let reasons = browser.text("section[aria-labelledby=reasons]")?;
     ensure!(reasons.contains("packet_rate"), "{reasons}");
+    let talkers = browser.text("#talkers-table tbody")?;
+    ensure!(talkers.starts_with("192.0.2.2"), "{talkers}");
+    ensure!(talkers.contains("192.0.2.3") && !talkers.contains("192.0.2.1"), "{talkers}");
     ensure!(browser.text("#mode")?.contains("Mode: enforce"));
     let warned = browser.text("#warnings")?;
     ensure!(warned.contains("onerror='window.harm=1'"), "{warned}");
@@ -259,7 +262,7 @@ fn it_works_by_keyboard_without_scripts_and_lets_nothing_in() -> Result<()> {
     let expected =
         ["Skip to the content", "Last 5 minutes", "Last 15 minutes", "Last hour", "Pause"];
     ensure!(stops.iter().zip(expected).all(|(a, b)| a == b), "{stops:?}");
-    for stop in ["Interfaces", "Table", "/metrics", "/v1/status", "/healthz"] {
+    for stop in ["Interfaces", "Table", "/metrics", "/v1/status", "/v1/top", "/healthz"] {
         ensure!(stops.iter().any(|it| it == stop), "no way to {stop}: {stops:?}");
     }
 

@@ -140,9 +140,11 @@ impl Table {
         Ok(())
     }
 
+    /// Packets of a reason; those that conform with a warning conform.
     fn count(&self, family: Family, reason: Reason) -> Result<u64> {
         let counters = self.datapath.counters()?;
-        let of = counters.iter().filter(|(it, _)| it.family == family && it.reason == reason);
+        let is_it = |it: Reason| it == reason || it.conforms() && reason.conforms();
+        let of = counters.iter().filter(|(it, _)| it.family == family && is_it(it.reason));
         Ok(of.map(|(_, count)| count.packets).sum())
     }
 

@@ -12,6 +12,7 @@ mod standing;
 mod upkeep;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use limiter_common::time::Nanos;
@@ -21,6 +22,7 @@ use tokio::time::Instant;
 use crate::cli::{Failure, ModeArg, RunArgs, XdpArg};
 use crate::config::{Config, Interface, Mode, Pattern, Xdp};
 use crate::datapath::{Datapath, Head, Left, LinkKind, Origin, Pins, PinsError};
+use crate::events::Events;
 use crate::host::{self, Link};
 use crate::memory::check_memory;
 use crate::plan::{self, Host, HostInterface, Plan, PlanError};
@@ -69,6 +71,7 @@ pub struct Agent {
     fixed: Fixed,
     plan: Plan,
     datapath: Datapath,
+    events: Arc<Events>,
     ledger: Ledger,
     /// By interface index.
     attached: BTreeMap<u32, Attached>,
@@ -157,6 +160,7 @@ impl Agent {
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
         }
+        let events = Events::start(datapath.take_events(), host::monotonic());
         // Without them, packets in the host's own name are strangers' packets: no reason not to start.
         let mut own = Complaint::default();
         own.hear(datapath.own(&host::addresses()));
@@ -199,6 +203,7 @@ impl Agent {
             fixed,
             plan,
             datapath,
+            events,
             ledger: Ledger::default(),
             attached: attached.into_iter().map(|it| (it.ifindex, it)).collect(),
             stopped: false,

@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 use super::Agent;
 use crate::config::{self, Config, FaultAction, Mode};
 use crate::datapath::{DatapathError, LinkKind, Samples};
+use crate::events::{Events, Query, Top};
 use crate::host;
 use crate::memory::map_memory;
 use crate::page::Reading;
@@ -57,6 +58,7 @@ impl Agent {
             // The driver may take its time, so it is asked without the agent's lock.
             discards: Vec::new(),
             samples: self.datapath.sample_count()?,
+            events: self.datapath.event_count()?,
             mode: config.mode.as_str(),
             mode_overridden: self.overrides.mode.is_some(),
             pending: self.pending.is_some(),
@@ -177,6 +179,28 @@ impl Agent {
     /// [`DatapathError`] if the kernel's counters cannot be read.
     pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
         self.datapath.sample_count()
+    }
+
+    /// Who is dropped most, and the last events.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Who, or what, is dropped most now.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub fn top(&self, query: &Query) -> Result<Top, DatapathError> {
+        Ok(self.events.top(query, self.names(), self.datapath.event_count()?.lost))
+    }
+
+    /// What came of events since the start.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub fn event_count(&self) -> Result<SampleCount, DatapathError> {
+        self.datapath.event_count()
     }
 
     /// Whether the agent has been told to stop.

@@ -3,6 +3,7 @@
 mod capture;
 mod commands;
 mod control;
+mod events;
 mod page;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::host::{self, Discards, Link, LinksError};
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 pub use commands::{ApplyRequest, BlockRequest, ModeRequest, Peer, UnblockRequest};
 pub use control::{ControlError, ControlSocket};
+pub use events::{EventsRequest, FollowLine, FollowTotals, RecentEvents};
 pub use page::page;
 
 /// The agent, shared by its handlers and its signals.
@@ -69,6 +71,7 @@ pub fn readable(agent: Shared) -> Router {
         .route("/metrics", get(metrics).layer(Extension(Arc::new(Discards::default()))))
         .route("/healthz", get(healthz))
         .route("/v1/status", get(status))
+        .merge(events::routes())
         .with_state(agent)
 }
 

@@ -14,11 +14,15 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{Shared, problem, problems};
 use crate::agent::{Agent, Complaint};
+use crate::events;
 use crate::host;
 use crate::page::{self, History, Range, Reading, Request, TableUse, View};
 
 /// How long a page stays what it is, however many ask for it.
 const FRESH: Duration = Duration::from_secs(1);
+
+/// Talkers that are shown.
+const TALKERS: usize = 20;
 
 /// For style sheet and script, which come with the agent.
 const KEEP: &str = "no-cache";
@@ -104,6 +108,7 @@ impl Pages {
         let agent = self.agent.lock().await;
         let snapshot = agent.snapshot().map_err(|error| error.to_string())?;
         let status = agent.status(problems(&agent, links)).map_err(|error| error.to_string())?;
+        let top = agent.top(&query()).map_err(|error| error.to_string())?;
         drop(agent);
         let created = snapshot.created.iter().map(|(_, count)| count).sum();
         let reading = Reading::new(Instant::now(), &snapshot.packets, created);
@@ -127,10 +132,15 @@ impl Pages {
             exemptions: snapshot.exemptions,
             blocks: snapshot.blocks,
             traffic,
-            talkers: None,
+            top,
         };
         Ok(page::render(&view, request))
     }
+}
+
+/// Which talkers a page shows.
+fn query() -> events::Query {
+    events::Query { limit: TALKERS, ..events::Query::default() }
 }
 
 fn locked(history: &Mutex<History>) -> MutexGuard<'_, History> {

@@ -6,6 +6,7 @@
 mod banks;
 mod clock;
 mod error;
+mod events;
 mod flows;
 mod handshakes;
 mod head;
@@ -30,9 +31,9 @@ use aya::{
 use limiter_common::{
     Family, Outcome,
     abi::{
-        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, CounterShape, HANDSHAKES, Identity,
-        MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, SampleCount, Shape, Slot,
-        SourceAddress, map,
+        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, CounterCell, CounterShape,
+        HANDSHAKES, Identity, MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM,
+        SampleCount, Shape, Slot, SourceAddress, map,
     },
     bucket,
     decide::reach,
@@ -52,6 +53,7 @@ use self::{
 };
 pub use self::{
     error::DatapathError,
+    events::EventRing,
     handshakes::{HandshakesError, cgroup},
     head::Head,
     link::{Attachment, LinkKind, foreign_program},
@@ -79,6 +81,7 @@ pub struct Datapath {
     shared: SharedMaps,
     own: HashSet<OwnAddress>,
     samples: Arc<Mutex<Samples>>,
+    events: Option<EventRing>,
     pins: Option<Pins>,
     /// Whether the maps are pinned where a start makes new ones: this one, or one before that was ended
     /// before it had moved them.
@@ -188,6 +191,7 @@ impl Datapath {
             None => Origin::New,
         };
         let samples = Arc::new(Mutex::new(Samples::take(&mut ebpf)?));
+        let events = Some(EventRing::take(&mut ebpf)?);
         let mut datapath = Self {
             links: Links::default(),
             handshakes: None,
@@ -199,6 +203,7 @@ impl Datapath {
             shared,
             own,
             samples,
+            events,
             pins,
             are_new_pins,
             origin,
@@ -493,14 +498,31 @@ impl Datapath {
         Arc::clone(&self.samples)
     }
 
-    /// What came of sampling since the start, on all CPUs together.
+    /// The ring of events, for the one who reads it; none if it was taken before.
+    pub fn take_events(&mut self) -> Option<EventRing> {
+        self.events.take()
+    }
+
+    /// What came of samples since the start, on all CPUs together.
     ///
     /// # Errors
     /// [`DatapathError::Map`] when the map cannot be read.
     pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
+        self.sum_of_samples(SampleCount::SAMPLES)
+    }
+
+    /// What came of events since the start, on all CPUs together.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn event_count(&self) -> Result<SampleCount, DatapathError> {
+        self.sum_of_samples(SampleCount::EVENTS)
+    }
+
+    fn sum_of_samples(&self, place: u32) -> Result<SampleCount, DatapathError> {
         let cells = self.per_cpu::<SampleCount>(map::SAMPLE_COUNT)?;
         let failed = |error| DatapathError::map(map::SAMPLE_COUNT, error);
-        let values = cells.get(&0, 0).map_err(failed)?;
+        let values = cells.get(&place, 0).map_err(failed)?;
         Ok(values.iter().fold(SampleCount::default(), |sum, count| SampleCount {
             offered: sum.offered + count.offered,
             written: sum.written + count.written,
@@ -548,13 +570,13 @@ impl Datapath {
 
 /// All counters that are not zero, summed over the CPUs.
 fn sum<T: Borrow<MapData>>(
-    cells: &PerCpuArray<T, Count>,
+    cells: &PerCpuArray<T, CounterCell>,
     shape: CounterShape,
 ) -> Result<Vec<(Outcome, Count)>, DatapathError> {
     let mut counters = Vec::new();
     for cell in 0..shape.cells() {
         let values = cells.get(&cell, 0).map_err(|e| DatapathError::map(map::COUNTERS, e))?;
-        let count = values.iter().fold(Count::default(), |sum, count| Count {
+        let count = values.iter().fold(Count::default(), |sum, CounterCell { count, .. }| Count {
             packets: sum.packets + count.packets,
             bytes: sum.bytes + count.bytes,
         });

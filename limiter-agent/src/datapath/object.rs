@@ -10,10 +10,11 @@ use aya::{
 use limiter_common::{
     abi::{CLOCK_ORIGIN, FLOW_PORTS, Head, PROGRAM, global, map},
     hash::HashKey,
+    pace::Moments,
 };
 
 use super::{DatapathError, pins};
-use crate::{host, plan::MapSizes};
+use crate::{host, memory::cpus, plan::MapSizes};
 
 /// The compiled programs.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LIMITER_OBJECT"));
@@ -31,6 +32,7 @@ pub(super) fn load(
     let (ceilings, places) = (sizes.lines_ceilings(), sizes.known_places());
     let flow_places = sizes.flow_places();
     let (bytes, tick) = (u32::from(sizes.bytes), host::counted_tick().map_or(0, |tick| tick.0));
+    let interval = Moments::interval(u32::try_from(cpus()).unwrap_or(u32::MAX)).0;
     let mut loader = EbpfLoader::new();
     loader
         .override_global(global::HEAD, &head, true)
@@ -43,6 +45,7 @@ pub(super) fn load(
         .override_global(global::FLOW_PLACES, &flow_places, true)
         .override_global(global::BYTES, &bytes, true)
         .override_global(global::TICK, &tick, true)
+        .override_global(global::EVENT_INTERVAL, &interval, true)
         .override_global(global::HASH_OFFSET, &hash.offset, true)
         .override_global(global::HASH_FIRST, &hash.first, true)
         .override_global(global::HASH_SECOND, &hash.second, true)

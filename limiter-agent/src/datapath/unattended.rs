@@ -5,7 +5,7 @@ use std::path::Path;
 use aya::maps::{MapData, PerCpuArray};
 use limiter_common::{
     Outcome,
-    abi::{Bank, Count, Head, Mode, Settings, map},
+    abi::{Bank, Count, CounterCell, Head, Mode, Settings, map},
     time::Nanos,
 };
 
@@ -58,7 +58,7 @@ pub fn remains(directory: &Path) -> Result<Option<Remains>, DatapathError> {
     let counters = MapData::from_pin(directory.join(map::COUNTERS))
         .and_then(aya::maps::Map::from_map_data)
         .map_err(failed)?;
-    let counters: PerCpuArray<MapData, Count> = counters.try_into().map_err(failed)?;
+    let counters: PerCpuArray<MapData, CounterCell> = counters.try_into().map_err(failed)?;
     let counters = sum(&counters, sizes.counters)?;
     Ok(Some(Remains {
         interfaces,

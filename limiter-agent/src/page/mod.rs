@@ -16,6 +16,7 @@ use std::time::{Duration, SystemTime};
 pub use history::{History, Line, PERIOD, Rate, Reading, Traffic};
 pub use render::render;
 
+use crate::events::Top;
 use crate::status::Status;
 
 /// The style sheet.
@@ -100,8 +101,8 @@ pub struct View {
     pub blocks: usize,
     /// Rates.
     pub traffic: Traffic,
-    /// Who is dropped most; none if nobody knows, and then the page has no such part.
-    pub talkers: Option<Talkers>,
+    /// Which sources are dropped most.
+    pub top: Top,
 }
 
 /// How full a table is.
@@ -115,30 +116,4 @@ pub struct TableUse {
     pub proven: u64,
     /// Of sources that were seen.
     pub seen: u64,
-}
-
-/// Who is dropped most.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Talkers {
-    /// Over how many seconds.
-    pub seconds: f64,
-    /// The most first.
-    pub entries: Vec<Talker>,
-}
-
-/// A source that is dropped, or would be. All numbers are estimates.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Talker {
-    /// Its address, or its /64.
-    pub source: String,
-    /// The class of one of its packets.
-    pub class: String,
-    /// Why that was dropped.
-    pub reason: String,
-    /// Where it came in.
-    pub interface: String,
-    /// Packets dropped, or that would be, per second.
-    pub rate: Rate,
-    /// How far the packets may be off.
-    pub error: f64,
 }

@@ -6,7 +6,8 @@ mod traffic;
 use maud::{DOCTYPE, Markup, html};
 
 use super::words::{bits, exact, packets, percent, short};
-use super::{REFRESH, Range, Request, TableUse, Talkers, View};
+use super::{REFRESH, Range, Request, TableUse, View};
+use crate::events::Top;
 use crate::status::{Reload, Status, utc};
 
 /// Entries of the top talkers, interfaces or warnings that are shown, at most: the rest is counted. What is
@@ -43,13 +44,13 @@ pub fn render(view: &View, request: Request) -> String {
                     (warnings(view))
                     (tiles(view))
                     (traffic::charts(view, request.range))
-                    @if let Some(talkers) = &view.talkers { (top_talkers(talkers)) }
+                    (top_talkers(&view.top))
                     (traffic::classes(view, request.range))
                     (interfaces(view))
                     (tables(view))
                     (configuration(view))
                 }
-                (footer(view))
+                (footer())
             }
         }
     };
@@ -219,31 +220,35 @@ fn tiles(view: &View) -> Markup {
     }
 }
 
-fn top_talkers(talkers: &Talkers) -> Markup {
+fn top_talkers(top: &Top) -> Markup {
     html! {
         section aria-labelledby="talkers" {
             h2 #talkers { "Top talkers" }
-            @if talkers.entries.is_empty() {
-                p { "Nothing was dropped, or would have been." }
+            @if top.entries.is_empty() {
+                p { "Nothing was dropped, or would have been, in the last seconds." }
             } @else {
                 (wide("talkers-table", "Top talkers", &html! {
                     table {
                         caption {
                             "Sources of what is dropped, or would be, over the last "
-                            (format!("{:.0}", talkers.seconds)) " s; estimates from a sample, with their error"
+                            (format!("{:.0}", top.window_seconds)) " s: " (top.entries.len()) " of "
+                            (top.known) " known; estimates from a sample, with how far they may be off"
                         }
                         thead { tr {
                             th scope="col" { "Source" }
                             th.n scope="col" { "Packets" } th.n scope="col" { "±" }
-                            th.n scope="col" { "Bits" }
+                            th.n scope="col" { "Bits" } th.n scope="col" { "Really dropped" }
                             th scope="col" { "Class" } th scope="col" { "Reason" } th scope="col" { "Interface" }
                         } }
                         tbody {
-                            @for it in talkers.entries.iter().take(MOST) {
+                            @for it in &top.entries {
+                                @let totals = &it.totals;
                                 tr {
-                                    th.name scope="row" { (it.source) }
-                                    td.n { (packets(it.rate.packets)) } td.n { (packets(it.error)) }
-                                    td.n { (bits(it.rate.bytes)) }
+                                    th.name scope="row" { (it.what) }
+                                    td.n { (packets(totals.packets_per_second)) }
+                                    td.n { (percent(share(totals.packets_error, totals.packets))) }
+                                    td.n { (bits(totals.bytes_per_second)) }
+                                    td.n { (percent(share(totals.dropped, totals.packets))) }
                                     td { (it.class) } td { (it.reason) } td { (it.interface) }
                                 }
                             }
@@ -251,8 +256,19 @@ fn top_talkers(talkers: &Talkers) -> Markup {
                     }
                 }))
             }
+            @if top.events_lost > 0 {
+                p.faint {
+                    (exact(top.events_lost)) " events of the sample were lost since the start because nobody read \
+                    them in time."
+                }
+            }
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+fn share(part: u64, of: u64) -> f64 {
+    part as f64 / of.max(1) as f64
 }
 
 fn interfaces(view: &View) -> Markup {
@@ -360,14 +376,14 @@ fn configuration(view: &View) -> Markup {
     }
 }
 
-fn footer(view: &View) -> Markup {
+fn footer() -> Markup {
     html! {
         footer {
             nav aria-label="The same for programs" {
                 ul {
                     li { a href="metrics" { "/metrics" } }
                     li { a href="v1/status" { "/v1/status" } }
-                    @if view.talkers.is_some() { li { a href="v1/top" { "/v1/top" } } }
+                    li { a href="v1/top" { "/v1/top" } }
                     li { a href="healthz" { "/healthz" } }
                 }
             }

@@ -3,6 +3,7 @@ use std::time::{Duration, Instant, SystemTime};
 use limiter_common::abi::Count;
 
 use super::*;
+use crate::events::{By, Of, Span, TopEntry, Totals};
 use crate::status::{
     Block, Class, ConfigState, Exemption, Interface, Limit, OwnFlows, Pending, Reload, Status,
 };
@@ -66,7 +67,18 @@ fn view(status: Status, traffic: Traffic) -> View {
         exemptions: 2,
         blocks: 1234,
         traffic,
-        talkers: None,
+        top: Top {
+            at: "2026-12-01T00:00:00Z".into(),
+            of: Of::Sources,
+            by: By::Packets,
+            window: Span::Short,
+            window_seconds: 10.0,
+            events: 0,
+            events_lost: 0,
+            total: Totals::default(),
+            known: 0,
+            entries: vec![],
+        },
     }
 }
 
@@ -139,16 +151,13 @@ fn everything_is_escaped() {
     });
     let mut view = view(status, traffic(&[hostile()]));
     view.host = hostile();
-    view.talkers = Some(Talkers {
-        seconds: 10.0,
-        entries: vec![Talker {
-            source: hostile(),
-            class: hostile(),
-            reason: hostile(),
-            interface: hostile(),
-            ..Talker::default()
-        }],
-    });
+    view.top.entries = vec![TopEntry {
+        what: hostile(),
+        totals: Totals::default(),
+        class: hostile(),
+        reason: hostile(),
+        interface: hostile(),
+    }];
     let html = render(&view, Request::default());
     assert!(html.matches("&lt;script&gt;alert").count() > 15, "{html}");
     // The one script is the page's own.
@@ -167,8 +176,7 @@ fn a_page_without_history_says_so() {
     assert!(html.contains("There is nothing to compare with yet"), "{html}");
     assert_eq!(html.matches("None in this time.").count(), 3);
     assert!(!html.contains("<svg"));
-    // Nobody knows who is dropped, so there is no such part, and no link to it.
-    assert!(!html.contains("Top talkers") && !html.contains("/v1/top"));
+    assert!(html.contains("Nothing was dropped, or would have been"));
     assert!(html.contains("2027-01-15T08:00:00Z"), "the time and its zone");
     assert!(html.contains("1\u{202f}234"));
 }

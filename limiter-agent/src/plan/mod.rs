@@ -432,6 +432,7 @@ fn drops(faults: config::Faults) -> u32 {
         | Reason::Total
         | Reason::Established
         | Reason::EstablishedRate
+        | Reason::NearLimit
         | Reason::Bypass => reason.drops_by_default(),
     };
     Reason::ALL.into_iter().filter(|reason| drops(*reason)).fold(0, |bits, it| bits | it.bit())

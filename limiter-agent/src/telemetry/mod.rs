@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub discards: Vec<Discard>,
     /// Samples of dropped packets: written, and lost for want of room.
     pub samples: SampleCount,
+    /// Events, of which there always are some: written, and lost for want of room.
+    pub events: SampleCount,
     /// The global mode.
     pub mode: &'static str,
     /// Whether a command, and not the configuration, says so.
@@ -196,13 +198,18 @@ impl Snapshot {
             let labels = [("interface", interface.clone()), ("counter", counter.clone())];
             discards.sample(&labels, count(*value));
         }
-        let help = "Samples of dropped packets that the program wrote, which it does only while \
-                    somebody captures.";
-        out.family("limiter_events_total", help, Kind::Counter)
-            .sample(&[], count(self.samples.written));
-        let help = "Samples of dropped packets that were lost because nobody read them in time.";
-        out.family("limiter_events_lost_total", help, Kind::Counter)
-            .sample(&[], count(self.samples.lost));
+        let streams = [("top", self.events), ("capture", self.samples)];
+        let help = "Samples of packets that are dropped, would be, or soon will be: stream top is \
+                    always on, capture only while somebody captures.";
+        let mut written = out.family("limiter_events_total", help, Kind::Counter);
+        for (stream, samples) in streams {
+            written.sample(&[("stream", stream.to_owned())], count(samples.written));
+        }
+        let help = "The same that were lost because nobody read them in time.";
+        let mut lost = out.family("limiter_events_lost_total", help, Kind::Counter);
+        for (stream, samples) in streams {
+            lost.sample(&[("stream", stream.to_owned())], count(samples.lost));
+        }
         let help = "1 for the mode in force, 0 for the others; a class may have a mode of its own.";
         let mut mode = out.family("limiter_mode", help, Kind::Gauge);
         for it in MODES {
@@ -285,6 +292,7 @@ mod tests {
                 value: 5,
             }],
             samples: SampleCount { offered: 9, written: 3, lost: 1, since: 2 },
+            events: SampleCount { offered: 90, written: 30, lost: 10, since: 0 },
             mode: "enforce",
             mode_overridden: true,
             pending: false,
@@ -314,8 +322,10 @@ mod tests {
             r#"limiter_sources_created_total{family="ipv4"} 7"#,
             r#"limiter_interface_info{interface="eth0",mode="generic",driver="veth"} 1"#,
             r#"limiter_nic_rx_discards_total{interface="eth0",counter="rx_missed_errors"} 5"#,
-            "limiter_events_total 3",
-            "limiter_events_lost_total 1",
+            r#"limiter_events_total{stream="top"} 30"#,
+            r#"limiter_events_total{stream="capture"} 3"#,
+            r#"limiter_events_lost_total{stream="top"} 10"#,
+            r#"limiter_events_lost_total{stream="capture"} 1"#,
             r#"limiter_mode{mode="observe"} 0"#,
             r#"limiter_mode{mode="enforce"} 1"#,
             "limiter_mode_overridden 1",

@@ -1,6 +1,6 @@
 //! The counters: one cell per (interface slot, family, class, reason, action) and CPU.
 
-use super::ClassId;
+use super::{ClassId, Pace};
 use crate::verdict::{Action, Family, Outcome, Reason};
 
 /// One counter cell.
@@ -11,6 +11,16 @@ pub struct Count {
     pub packets: u64,
     /// Bytes of whole frames, from the Ethernet header, without the FCS.
     pub bytes: u64,
+}
+
+/// What lies in the map: a count, and when its next packet is an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CounterCell {
+    /// What was counted.
+    pub count: Count,
+    /// See [`pace`](crate::pace).
+    pub pace: Pace,
 }
 
 /// How the counter map is laid out; its size follows from the configuration.
@@ -64,3 +74,4 @@ impl CounterShape {
 }
 
 const _: () = assert!(size_of::<Count>() == 16);
+const _: () = assert!(size_of::<CounterCell>() == 32);

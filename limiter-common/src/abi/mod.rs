@@ -6,6 +6,7 @@
 
 mod bucket;
 mod counter;
+mod event;
 mod kept;
 mod pod;
 mod policy;
@@ -16,7 +17,8 @@ pub use bucket::{
     Budget, BudgetCell, ByteTats, FLOW_PORTS, KNOWN_WORDS, KnownWords, LineV4, LineV6, OwnAddress,
     PortBits, V4_CROWDED, V4_SLOTS, V6_CROWDED, V6_SLOTS,
 };
-pub use counter::{Count, CounterShape};
+pub use counter::{Count, CounterCell, CounterShape};
+pub use event::{EVENT_BYTES, EVENT_RING, Event, Pace};
 pub use kept::{Head, Identity, Name, Shape};
 pub use policy::{
     AddressFamily, Exemptions, LimitsIndex, Policy, PolicyId, PrefixKey, SourceAddress,
@@ -29,7 +31,7 @@ pub use settings::{
 
 /// The version of everything in this module.
 #[cfg(not(feature = "next-abi"))]
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 /// A version that no other agent has, for the test of upgrades.
 #[cfg(feature = "next-abi")]
 pub const ABI_VERSION: u32 = u32::MAX;
@@ -109,20 +111,22 @@ pub mod map {
     pub const BUDGETS: &str = "BUDGETS";
     /// Per-CPU array of `u64` by [`Family`](crate::Family): buckets made.
     pub const CREATED: &str = "CREATED";
-    /// Per-CPU array of [`Count`](super::Count), see [`CounterShape`](super::CounterShape).
+    /// Per-CPU array of [`CounterCell`](super::CounterCell), see [`CounterShape`](super::CounterShape).
     pub const COUNTERS: &str = "COUNTERS";
     /// Array of `u32` by [`Reason`](crate::Reason): whether its first packet was logged.
     pub const LOGGED: &str = "LOGGED";
     /// Array of one [`Sampling`](super::Sampling): which drops are sampled.
     pub const SAMPLING: &str = "SAMPLING";
-    /// Array of one `u64`: the theoretical arrival time of the budget for samples.
+    /// Array of two `u64`: the theoretical arrival times of the budgets for samples and for events.
     pub const SAMPLE_TAT: &str = "SAMPLE_TAT";
     /// Ring buffer of [`Sample`](super::Sample).
     pub const SAMPLES: &str = "SAMPLES";
-    /// Per-CPU array of one [`SampleCount`](super::SampleCount).
+    /// Per-CPU array of [`SampleCount`](super::SampleCount): of samples, and of events.
     pub const SAMPLE_COUNT: &str = "SAMPLE_COUNT";
+    /// Ring buffer of [`Event`](super::Event).
+    pub const EVENTS: &str = "EVENTS";
 
-    /// Those that outlive the agent: all but the program's constants, its log, and the samples.
+    /// Those that outlive the agent: all but the program's constants, its log, samples and events.
     pub const KEPT: [&str; 23] = [
         IDENTITY,
         SHAPE,
@@ -173,6 +177,8 @@ pub mod global {
     /// `u64`: nanoseconds between two ticks of the kernel's timer; 0 if their count is no measure of
     /// time.
     pub const TICK: &str = "TICK";
+    /// `u32`: the time between two events of a cell, in [`Moments`](crate::pace::Moments).
+    pub const EVENT_INTERVAL: &str = "EVENT_INTERVAL";
     /// `u64`: the parts of the [`HashKey`](crate::hash::HashKey).
     pub const HASH_OFFSET: &str = "HASH_OFFSET";
     /// See [`HASH_OFFSET`].

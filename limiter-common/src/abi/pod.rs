@@ -6,8 +6,8 @@
 )]
 
 use super::{
-    Budget, Count, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId, PrefixKey,
-    SampleCount, Sampling, Settings, Shape,
+    Budget, Count, CounterCell, Head, Identity, LineV4, LineV6, Name, OwnAddress, Policy, PolicyId,
+    PrefixKey, SampleCount, Sampling, Settings, Shape,
 };
 use crate::units::Limits;
 
@@ -22,6 +22,7 @@ macro_rules! pod {
 pod!(
     Budget,
     Count,
+    CounterCell,
     Head,
     Identity,
     Limits,

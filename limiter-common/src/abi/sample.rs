@@ -97,6 +97,13 @@ impl SampledOutcome {
         }
     }
 
+    /// Whether packets with this outcome become events: what is dropped, would be, or soon will be.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_event(self) -> bool {
+        self.action != Action::Pass as u8 || self.reason == Reason::NearLimit as u8
+    }
+
     /// The outcome, if this version knows its numbers.
     #[must_use]
     pub fn outcome(self) -> Option<Outcome> {
@@ -129,7 +136,7 @@ pub struct Sample {
     pub bytes: [u8; SAMPLE_BYTES],
 }
 
-/// What came of sampling, on each CPU, since the program was loaded.
+/// What came of samples or of events, on each CPU, since the program was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SampleCount {
@@ -139,8 +146,17 @@ pub struct SampleCount {
     pub written: u64,
     /// Samples that the budget allowed, and for which the ring had no room.
     pub lost: u64,
-    /// Packets since the last sample.
+    /// Packets since the last sample. Events have that for each counter.
     pub since: u64,
+}
+
+impl SampleCount {
+    /// The place of that of samples, and of the theoretical arrival time of their budget.
+    pub const SAMPLES: u32 = 0;
+    /// The same of events.
+    pub const EVENTS: u32 = 1;
+    /// How many places there are.
+    pub const COUNT: usize = 2;
 }
 
 const _: () = assert!(size_of::<Sampling>() == 8 + 16 + 16 + 8);
