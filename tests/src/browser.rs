@@ -143,9 +143,12 @@ impl Browser {
     /// # Errors
     /// If the browser refuses.
     pub fn press(&mut self, key: &str, code: u32) -> Result<()> {
-        for kind in ["rawKeyDown", "keyUp"] {
-            let event =
-                json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
+        // A link is followed when the character comes, not the key.
+        let text = if key == "Enter" { "\r" } else { "" };
+        for (kind, text) in [("keyDown", text), ("keyUp", "")] {
+            let event = json!({
+                "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text,
+            });
             self.ask("Input.dispatchKeyEvent", &event)?;
         }
         Ok(())
