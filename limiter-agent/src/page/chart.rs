@@ -17,7 +17,7 @@ pub(super) const COLOURS: u8 = 8;
 
 /// In units that become wider with the page. Small, so that letters can be read on a phone.
 const SIZE: (u32, u32) = (420, 190);
-const LETTERS: u32 = 11;
+const LETTERS: u32 = 12;
 /// What the style sheet makes the colour of thin lines.
 const LINES: RGBColor = RGBColor(2, 0, 0);
 /// And of letters.

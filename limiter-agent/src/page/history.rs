@@ -254,7 +254,7 @@ impl History {
                     group.points.push(point);
                 }
                 _ => {
-                    groups.push(Group { number: number / each, at: point.at, points: vec![point] })
+                    groups.push(Group { number: number / each, at: point.at, points: vec![point] });
                 }
             }
         }
@@ -373,8 +373,9 @@ mod tests {
         let after = |seconds| start + Duration::from_secs_f64(seconds);
         let pass = |packets| row("rest", "conform", "pass", packets);
         let mut history = History::default();
-        for n in 0..4 {
-            history.add(Reading::new(after(5.0 * n as f64), &[pass(500 * n)], 0));
+        for n in 0..4_u32 {
+            let rows = [pass(500 * u64::from(n))];
+            history.add(Reading::new(after(5.0 * f64::from(n)), &rows, 0));
         }
         // Two seconds after the last point, in which a flood began.
         let rows = [pass(1700), row("rest", "packet_rate", "drop", 20_000)];

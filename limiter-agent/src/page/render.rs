@@ -212,7 +212,7 @@ fn tiles(view: &View) -> Markup {
                 }
                 (tile(
                     "blocks", "Blocks", &exact(view.blocks as u64),
-                    &format!("and {} exemptions", exact(view.exemptions as u64)),
+                    &format!("exemptions: {}", exact(view.exemptions as u64)),
                 ))
             }
             p.faint { "As of " time datetime=(utc(view.at)) { (utc(view.at)) } " (UTC). " (over) }
@@ -229,15 +229,13 @@ fn top_talkers(top: &Top) -> Markup {
             } @else {
                 (wide("talkers-table", "Top talkers", &html! {
                     table {
-                        caption {
-                            "Sources of what is dropped, or would be, over the last "
+                        caption { span { "Sources of what is dropped, or would be, over the last "
                             (format!("{:.0}", top.window_seconds)) " s: " (top.entries.len()) " of "
-                            (top.known) " known; estimates from a sample, with how far they may be off"
-                        }
+                            (top.known) " known; estimates from a sample, with how far they may be off" } }
                         thead { tr {
                             th scope="col" { "Source" }
                             th.n scope="col" { "Packets" } th.n scope="col" { "±" }
-                            th.n scope="col" { "Bits" } th.n scope="col" { "Really dropped" }
+                            th.n scope="col" { "Bits" } th.n scope="col" { "Of those dropped" }
                             th scope="col" { "Class" } th scope="col" { "Reason" } th scope="col" { "Interface" }
                         } }
                         tbody {
@@ -278,7 +276,7 @@ fn interfaces(view: &View) -> Markup {
             @if view.status.interfaces.is_empty() { p { "None is guarded." } } @else {
                 (wide("interfaces-table", "Interfaces", &html! {
                     table {
-                        caption { "Guarded interfaces, how the kernel runs the program, and packets now" }
+                        caption { span { "Guarded interfaces, how the kernel runs the program, and packets now" } }
                         thead { tr {
                             th scope="col" { "Name" } th scope="col" { "Mode" } th scope="col" { "Driver" }
                             th scope="col" { "Attachment" }
@@ -310,7 +308,7 @@ fn tables(view: &View) -> Markup {
             h2 #tables { "Table" }
             (wide("tables-table", "Table", &html! {
                 table {
-                    caption { "Buckets in use: one for each source and class that is not at rest" }
+                    caption { span { "Buckets in use: one for each source and class that is not at rest" } }
                     thead { tr {
                         th scope="col" { "Family" } th scope="col" { "Use" }
                         th.n scope="col" { "Proven" } th.n scope="col" { "Seen" } th.n scope="col" { "Capacity" }
@@ -362,7 +360,7 @@ fn configuration(view: &View) -> Markup {
                     }
                 }
                 @for policy in &status.failure_policies {
-                    dt { "On " (policy.event) } dd { (policy.action) }
+                    dt { (policy.event) } dd { (policy.action) }
                 }
                 dt { "Memory of the maps" }
                 dd { (exact(status.map_memory_bytes.div_ceil(1024 * 1024))) " MiB" }

@@ -59,11 +59,11 @@ pub(super) fn classes(view: &View, range: Range) -> Markup {
             @if busy.is_empty() { p { "No class had a packet in the last " (range.words()) "." } } @else {
                 (wide("classes-table", "Classes", &html! {
                     table {
-                        caption { "Packets now and on average, and how far each class has used up its shared budgets" }
+                        caption { span { "Packets now and on average, and how far each class has used up its shared budgets" } }
                         thead { tr {
                             th scope="col" { "Class" } th scope="col" { "Mode" }
                             th.n scope="col" { "Packets" } th.n scope="col" { "Dropped, or would be" }
-                            th.n scope="col" { "On average" } th.n scope="col" { "Bits" }
+                            th.n scope="col" { "Those on average" } th.n scope="col" { "Bits" }
                             th scope="col" { "Pressure" } th.n scope="col" { "Limit of one source" }
                         } }
                         tbody {
