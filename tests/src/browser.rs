@@ -1,4 +1,4 @@
-//! A headless Chromium inside a namespace, spoken to over the DevTools protocol.
+//! A headless Chromium inside a namespace, spoken to by the protocol of its developer tools.
 //!
 //! By way of pipes, so that nothing listens anywhere, and so that it ends when its pipes do.
 //! <https://chromedevtools.github.io/devtools-protocol/>
