@@ -16,6 +16,7 @@ pub mod lease;
 pub mod limits;
 pub mod measure;
 pub mod memory;
+pub mod page;
 pub mod plan;
 pub mod run;
 pub mod service;

@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod bpffs;
+pub mod browser;
 pub mod client;
 pub mod frames;
 pub mod generator;

@@ -40,6 +40,7 @@ const TEST_TOOLS: &[(&str, &str)] = &[
     ("systemd-analyze", "systemd"),
     ("man", "man-db"),
     ("tcpdump", "tcpdump"),
+    ("chromium", "chromium"),
 ];
 
 /// Packages that make and check the Debian package, likewise.

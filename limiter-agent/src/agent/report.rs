@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use limiter_common::Outcome;
 use limiter_common::abi::{ABI_VERSION, Count, SampleCount};
@@ -15,6 +15,7 @@ use crate::events::{Events, Query, Top};
 use crate::host::{self, Link};
 use crate::limits::Limits;
 use crate::memory::map_memory;
+use crate::page::Reading;
 use crate::plan::Names;
 use crate::status::{
     Block, Class, ConfigState, Exemption, FailurePolicy, Interface, Limit, ModeOverride, OwnFlows,
@@ -91,6 +92,16 @@ impl Agent {
             Attachment { interface: name.clone(), xdp, holds: false }
         });
         attached.chain(gone).collect()
+    }
+
+    /// What the page's history is made of: a part of a snapshot that costs less.
+    ///
+    /// # Errors
+    /// [`DatapathError`] if the kernel's counters cannot be read.
+    pub(crate) fn reading(&self) -> Result<Reading, DatapathError> {
+        let packets = self.ledger.rows(&self.datapath.counters()?, &self.plan.names);
+        let created = self.datapath.sources_created()?.map(|(_, count)| count).iter().sum();
+        Ok(Reading::new(Instant::now(), &packets, created))
     }
 
     /// What `/v1/status` says, with the [`problems`](Self::problems) on this host.

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use log::{info, warn};
 use serde::{Deserialize, Serialize};
 
-use super::page::{Page, Paged};
+use super::paging::{Page, Paged};
 use super::{Api, Peer};
 use crate::status::utc;
 

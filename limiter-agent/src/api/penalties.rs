@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::audit::Written;
 use super::body::Body;
-use super::page::{Page, Paged};
+use super::paging::{Page, Paged};
 use super::sources::{AddressesRequest, read, wrong};
 use super::{Api, Peer, problem, with_code};
 use crate::agent::{Blame, Order, PenaltyOrder, source_network};
