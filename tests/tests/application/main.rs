@@ -427,7 +427,16 @@ fn an_exemption_by_command_holds_until_its_end() -> Result<()> {
     assert!(stage.fate(&agent, address, 2 * BURST)?.passed < 2 * BURST);
     let refused = agent.command(&["exempt", address, "--interface", "eth9"])?;
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let done = agent.command(&["exempt", address, "--interface", "edge0", "--for", "25s", "--owner", "ops"])?;
+    let done = agent.command(&[
+        "exempt",
+        address,
+        "--interface",
+        "edge0",
+        "--for",
+        "25s",
+        "--owner",
+        "ops",
+    ])?;
     assert!(done.status.success(), "{done:?}");
     agent.reload(&text)?;
     assert_eq!(stage.fate(&agent, address, 2 * BURST)?.passed, 2 * BURST);
