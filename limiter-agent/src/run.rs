@@ -87,12 +87,7 @@ async fn serve(args: RunArgs) -> Result<(), Failure> {
     let api = Api::new(Arc::clone(&agent)).await;
     let nobody = |_: &TcpStream| Peer::default();
     let mut servers = vec![
-        tokio::spawn(api::serve(
-            metrics,
-            api::readable(&api).merge(api::page(Arc::clone(&agent))),
-            nobody,
-            stopped.clone(),
-        )),
+        tokio::spawn(api::serve(metrics, api::readable(&api), nobody, stopped.clone())),
         tokio::spawn(api::serve(commands, api::writable(&api), Peer::on_control, stopped.clone())),
     ];
     let mut places =

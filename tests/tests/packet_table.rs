@@ -1,6 +1,5 @@
-//! What becomes of each kind of packet: through the real object by `BPF_PROG_TEST_RUN`, and through
-//! the same `decide()` on the host. Both must give the expected outcome, and the kernel's counters
-//! must have moved by exactly that. Limits of one packet per hour make the table independent of time.
+//! What becomes of each kind of packet: through the real object by `BPF_PROG_TEST_RUN`, and through the same
+//! `decide()` on the host. Both must give the expected outcome, and the kernel's counters move by exactly that.
 
 mod common;
 #[path = "common/flows.rs"]

@@ -159,19 +159,7 @@ impl Agent {
         let snapshot = standing::restore(&state, now);
         let mut datapath = Datapath::start(&plan, left, snapshot.as_ref())
             .map_err(|error| machine(error.to_string()))?;
-        match datapath.origin() {
-            Origin::New if snapshot.is_some() => {
-                info!("who was proven before this start, is so again");
-            }
-            Origin::New => {}
-            Origin::Kept => info!(
-                "taking over from the agent before: its buckets, standing, counters and attachments"
-            ),
-            Origin::Replaced(maps) => info!(
-                "the maps of the agent before ({maps}) do not fit this one or its configuration: new \
-                 ones take their place, and the standing of sources goes over"
-            ),
-        }
+        announce(datapath.origin(), snapshot.is_some());
         if let Err(error) = datapath.forward_logs() {
             warn!("{error}");
         }
@@ -468,6 +456,23 @@ fn host_now(interfaces: Vec<HostInterface>) -> Host {
 
 fn interface_of(link: &Link) -> HostInterface {
     HostInterface { name: link.name.clone(), ifindex: link.ifindex, mtu: link.mtu, bond: link.bond }
+}
+
+/// Says what a start has found.
+fn announce(origin: &Origin, is_restored: bool) {
+    match origin {
+        Origin::New if is_restored => {
+            info!("who was proven before this start, is so again");
+        }
+        Origin::New => {}
+        Origin::Kept => info!(
+            "taking over from the agent before: its buckets, standing, counters and attachments"
+        ),
+        Origin::Replaced(maps) => info!(
+            "the maps of the agent before ({maps}) do not fit this one or its configuration: new \
+             ones take their place, and the standing of sources goes over"
+        ),
+    }
 }
 
 /// Those of the `links` that `plan` guards, and the members of bonds among them.

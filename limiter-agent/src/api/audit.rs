@@ -56,17 +56,17 @@ pub struct AuditPage {
 }
 
 /// What came of a write.
-pub(super) struct Written<'a> {
-    pub(super) action: &'a str,
-    pub(super) subject: &'a str,
-    pub(super) until: Option<SystemTime>,
+pub(crate) struct Written<'a> {
+    pub(crate) action: &'a str,
+    pub(crate) subject: &'a str,
+    pub(crate) until: Option<SystemTime>,
     /// What was done, or why not.
-    pub(super) outcome: Result<String, String>,
+    pub(crate) outcome: Result<String, String>,
 }
 
 /// The last writes.
 #[derive(Default)]
-pub(super) struct Audit(Mutex<Kept>);
+pub(crate) struct Audit(Mutex<Kept>);
 
 #[derive(Default)]
 struct Kept {
@@ -76,7 +76,7 @@ struct Kept {
 
 impl Audit {
     /// Notes a write, and logs it.
-    pub(super) fn note(&self, peer: &Peer, written: Written<'_>) {
+    pub(crate) fn note(&self, peer: &Peer, written: Written<'_>) {
         let Written { action, subject, until, outcome } = written;
         let done = outcome.is_ok();
         let outcome = on_one_line(&outcome.unwrap_or_else(|why| why));

@@ -12,7 +12,7 @@ use serde_json::error::Category;
 use super::problem;
 
 /// A JSON body. What says that it is something else is refused, but for what curl says of each.
-pub(super) struct Body<T>(pub(super) T);
+pub(crate) struct Body<T>(pub(crate) T);
 
 /// A body that says nothing, but must have come in well.
 pub(super) struct Whole;

@@ -35,8 +35,10 @@ use crate::lease;
 use crate::limits::Limits;
 use crate::sources::Sources;
 
-use audit::{Audit, Written};
+use audit::Audit;
+pub(crate) use audit::Written;
 pub use audit::{AuditPage, Entry};
+pub(crate) use body::Body;
 use body::Whole;
 pub use capture::{CaptureRequest, CapturedPacket, DEFAULT_RATE, HIGHEST_RATE, Line, Totals};
 use commands::Commands;
@@ -47,7 +49,6 @@ pub use control::{ControlError, ControlSocket};
 pub use events::{EventsRequest, FollowLine, FollowTotals, RecentEvents};
 use openapi::Place;
 pub use openapi::document;
-pub use page::page;
 use penalties::Throttles;
 pub use penalties::{ListedPenalty, PenaltiesPage, PenaltyAnswer, PenaltyRequest, ProvenAnswer};
 pub use server::{MOST_CONNECTIONS, serve};
@@ -95,10 +96,10 @@ struct Health {
 /// What the handlers have in common.
 #[derive(Clone)]
 pub struct Api {
-    agent: Shared,
+    pub(crate) agent: Shared,
     sources: Arc<Sources>,
     commands: Commands,
-    audit: Arc<Audit>,
+    pub(crate) audit: Arc<Audit>,
     throttles: Arc<Throttles>,
 }
 
@@ -114,7 +115,7 @@ impl Api {
 
 /// What anybody who reaches the metrics listener may ask.
 pub fn readable(api: &Api) -> Router {
-    openapi::with_fallbacks(reads(api), Place::Metrics)
+    openapi::with_fallbacks(reads(api).merge(page::page(Arc::clone(&api.agent))), Place::Metrics)
 }
 
 fn reads(api: &Api) -> Router {
@@ -152,7 +153,7 @@ pub fn writable(api: &Api) -> Router {
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
         .with_state(api.clone());
     let writes = commands::routes(api);
-    let leases = lease::routes(Arc::clone(&api.agent));
+    let leases = lease::routes(api);
     let router = reads(api).merge(writes).merge(leases).merge(others).merge(own).merge(bridge(api));
     openapi::with_fallbacks(router, Place::Control)
 }

@@ -40,7 +40,7 @@ struct Pages {
 }
 
 /// The page's routes. From now on the history is kept.
-pub fn page(agent: Shared) -> Router {
+pub(super) fn page(agent: Shared) -> Router {
     let history = Arc::default();
     tokio::spawn(keep(Arc::downgrade(&agent), Arc::clone(&history)));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

@@ -7,16 +7,16 @@ use std::{
 };
 
 use aya::{
-    maps::{MapData, MapError},
+    maps::{Map, MapData, MapError, PerCpuArray},
     sys::SyscallError,
     util::nr_cpus,
 };
 use limiter_common::{
-    Outcome,
-    abi::{Count, CounterCell, CounterShape, map},
+    Family, Outcome,
+    abi::{Count, CounterCell, CounterShape, SampleCount, map},
 };
 
-use super::DatapathError;
+use super::{Datapath, DatapathError};
 
 /// Cells read at once. With 256 CPUs they take two megabytes.
 const AT_ONCE: u32 = 256;
@@ -37,6 +37,70 @@ struct Request {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
+}
+
+impl Datapath {
+    /// All counters that are not zero, summed over the CPUs.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn counters(&self) -> Result<Vec<(Outcome, Count)>, DatapathError> {
+        match self.ebpf.map(map::COUNTERS) {
+            Some(Map::PerCpuArray(cells)) => sum(cells, self.sizes.counters),
+            Some(_) | None => Err(DatapathError::MissingMap(map::COUNTERS)),
+        }
+    }
+
+    /// How many buckets have been made since the start, IPv4 and IPv6.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn sources_created(&self) -> Result<[(Family, u64); 2], DatapathError> {
+        let cells = self.per_cpu::<u64>(map::CREATED)?;
+        let read = |family: Family| {
+            let values = cells
+                .get(&(family as u32), 0)
+                .map_err(|error| DatapathError::map(map::CREATED, error))?;
+            Ok::<_, DatapathError>((family, values.iter().sum()))
+        };
+        Ok([read(Family::Ipv4)?, read(Family::Ipv6)?])
+    }
+
+    /// What came of samples since the start, on all CPUs together.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
+        self.sum_of_samples(SampleCount::SAMPLES)
+    }
+
+    /// What came of events since the start, on all CPUs together.
+    ///
+    /// # Errors
+    /// [`DatapathError::Map`] when the map cannot be read.
+    pub fn event_count(&self) -> Result<SampleCount, DatapathError> {
+        self.sum_of_samples(SampleCount::EVENTS)
+    }
+
+    fn sum_of_samples(&self, place: u32) -> Result<SampleCount, DatapathError> {
+        let cells = self.per_cpu::<SampleCount>(map::SAMPLE_COUNT)?;
+        let failed = |error| DatapathError::map(map::SAMPLE_COUNT, error);
+        let values = cells.get(&place, 0).map_err(failed)?;
+        Ok(values.iter().fold(SampleCount::default(), |sum, count| SampleCount {
+            offered: sum.offered + count.offered,
+            written: sum.written + count.written,
+            lost: sum.lost + count.lost,
+            since: sum.since + count.since,
+        }))
+    }
+
+    fn per_cpu<V: aya::Pod>(
+        &self,
+        name: &'static str,
+    ) -> Result<PerCpuArray<&MapData, V>, DatapathError> {
+        let map = self.ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
+        PerCpuArray::try_from(map).map_err(|error| DatapathError::map(name, error))
+    }
 }
 
 /// All counters that are not zero, summed over the CPUs.

@@ -29,15 +29,14 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{HashMap, Map, PerCpuArray},
+    maps::HashMap,
     programs::{Xdp, links::FdLink},
 };
 use limiter_common::{
-    Family, Outcome,
+    Family,
     abi::{
-        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, Count, HANDSHAKES, Identity,
-        MAX_INTERFACES, MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, SampleCount, Shape, Slot,
-        SourceAddress, map,
+        self, ABI_VERSION, BudgetCell, CARRIED_VERSION, HANDSHAKES, Identity, MAX_INTERFACES,
+        MAX_OWN_ADDRESSES, Name, OwnAddress, PROGRAM, Shape, Slot, SourceAddress, map,
     },
     bucket,
     decide::reach,
@@ -512,32 +511,6 @@ impl Datapath {
         &self.sizes
     }
 
-    /// All counters that are not zero, summed over the CPUs.
-    ///
-    /// # Errors
-    /// [`DatapathError::Map`] when the map cannot be read.
-    pub fn counters(&self) -> Result<Vec<(Outcome, Count)>, DatapathError> {
-        match self.ebpf.map(map::COUNTERS) {
-            Some(Map::PerCpuArray(cells)) => counters::sum(cells, self.sizes.counters),
-            Some(_) | None => Err(DatapathError::MissingMap(map::COUNTERS)),
-        }
-    }
-
-    /// How many buckets have been made since the start, IPv4 and IPv6.
-    ///
-    /// # Errors
-    /// [`DatapathError::Map`] when the map cannot be read.
-    pub fn sources_created(&self) -> Result<[(Family, u64); 2], DatapathError> {
-        let cells = self.per_cpu::<u64>(map::CREATED)?;
-        let read = |family: Family| {
-            let values = cells
-                .get(&(family as u32), 0)
-                .map_err(|error| DatapathError::map(map::CREATED, error))?;
-            Ok::<_, DatapathError>((family, values.iter().sum()))
-        };
-        Ok([read(Family::Ipv4)?, read(Family::Ipv6)?])
-    }
-
     /// The samples of dropped packets, which one at a time can watch.
     #[must_use]
     pub fn samples(&self) -> Arc<Mutex<Samples>> {
@@ -547,34 +520,6 @@ impl Datapath {
     /// The ring of events, for the one who reads it; none if it was taken before.
     pub fn take_events(&mut self) -> Option<EventRing> {
         self.events.take()
-    }
-
-    /// What came of samples since the start, on all CPUs together.
-    ///
-    /// # Errors
-    /// [`DatapathError::Map`] when the map cannot be read.
-    pub fn sample_count(&self) -> Result<SampleCount, DatapathError> {
-        self.sum_of_samples(SampleCount::SAMPLES)
-    }
-
-    /// What came of events since the start, on all CPUs together.
-    ///
-    /// # Errors
-    /// [`DatapathError::Map`] when the map cannot be read.
-    pub fn event_count(&self) -> Result<SampleCount, DatapathError> {
-        self.sum_of_samples(SampleCount::EVENTS)
-    }
-
-    fn sum_of_samples(&self, place: u32) -> Result<SampleCount, DatapathError> {
-        let cells = self.per_cpu::<SampleCount>(map::SAMPLE_COUNT)?;
-        let failed = |error| DatapathError::map(map::SAMPLE_COUNT, error);
-        let values = cells.get(&place, 0).map_err(failed)?;
-        Ok(values.iter().fold(SampleCount::default(), |sum, count| SampleCount {
-            offered: sum.offered + count.offered,
-            written: sum.written + count.written,
-            lost: sum.lost + count.lost,
-            since: sum.since + count.since,
-        }))
     }
 
     /// Forwards the program's rare log lines to the `log` crate, on a task of the current tokio
@@ -603,14 +548,6 @@ impl Datapath {
     /// [`DatapathError::Program`] if the object has no such program.
     pub fn program(&self) -> Result<&Xdp, DatapathError> {
         xdp(&self.ebpf, PROGRAM)
-    }
-
-    fn per_cpu<V: aya::Pod>(
-        &self,
-        name: &'static str,
-    ) -> Result<PerCpuArray<&aya::maps::MapData, V>, DatapathError> {
-        let map = self.ebpf.map(name).ok_or(DatapathError::MissingMap(name))?;
-        PerCpuArray::try_from(map).map_err(|error| DatapathError::map(name, error))
     }
 }
 

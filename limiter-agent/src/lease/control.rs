@@ -3,18 +3,17 @@
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use axum::body::Bytes;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use log::{info, warn};
+use log::warn;
 use serde::{Deserialize, Serialize};
 
 use super::Leases;
 use super::revocations::Revocation;
-use crate::api::{Peer, Shared, problem};
+use crate::api::{Api, Body, Peer, Written, problem};
 use crate::status::{Change, utc};
 
 /// The most leases in one answer.
@@ -82,16 +81,16 @@ pub(super) struct RevokeRequest {
 }
 
 /// The routes of the control socket.
-pub(crate) fn routes(agent: Shared) -> Router {
+pub(crate) fn routes(api: &Api) -> Router {
     Router::new()
         .route("/v1/leases", get(list))
         .route("/v1/leases/revoke", post(revoke))
         .layer(DefaultBodyLimit::max(LONGEST_BODY))
-        .with_state(agent)
+        .with_state(api.clone())
 }
 
 async fn list(
-    State(agent): State<Shared>,
+    State(api): State<Api>,
     page: Result<Query<Page>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
     let page = match page {
@@ -101,24 +100,31 @@ async fn list(
             return problem(StatusCode::BAD_REQUEST, detail, vec![error.body_text()]);
         }
     };
-    let leases = agent.lock().await.leases();
+    let leases = api.agent.lock().await.leases();
     Json(leases.list(&page)).into_response()
 }
 
 async fn revoke(
-    State(agent): State<Shared>,
+    State(api): State<Api>,
     ConnectInfo(peer): ConnectInfo<Peer>,
-    body: Bytes,
+    Body(request): Body<RevokeRequest>,
 ) -> Response {
-    let wrong = |errors| problem(StatusCode::UNPROCESSABLE_ENTITY, "refused", errors);
-    let request: RevokeRequest = match serde_json::from_slice(&body) {
-        Ok(request) => request,
-        Err(error) => return wrong(vec![format!("the body is not what is needed: {error}")]),
-    };
-    let leases = agent.lock().await.leases();
-    match leases.revoke(&request, &peer.to_string()) {
+    let leases = api.agent.lock().await.leases();
+    let outcome = leases.revoke(&request, &peer.to_string());
+    let later = |seconds| SystemTime::now().checked_add(Duration::from_secs(seconds));
+    let until = request.for_seconds.and_then(later);
+    api.audit.note(
+        &peer,
+        Written {
+            action: if request.undo { "allow leases" } else { "revoke" },
+            subject: &request.subject,
+            until: until.filter(|_| outcome.is_ok() && !request.undo),
+            outcome: outcome.as_ref().map(|it| it.changes.join("; ")).map_err(Clone::clone),
+        },
+    );
+    match outcome {
         Ok(change) => Json(change).into_response(),
-        Err(error) => wrong(vec![error]),
+        Err(error) => problem(StatusCode::UNPROCESSABLE_ENTITY, "refused", vec![error]),
     }
 }
 
@@ -195,7 +201,6 @@ impl Leases {
             warn!("{error}");
             warnings.push(format!("in force, but {error}"));
         }
-        info!("lease: {change} (by {by})");
         Ok(Change { at: utc(now), changes: vec![change], warnings, confirm_by: None })
     }
 }

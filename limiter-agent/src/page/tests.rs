@@ -5,7 +5,8 @@ use limiter_common::abi::Count;
 use super::*;
 use crate::events::{By, Of, Span, TopEntry, Totals};
 use crate::status::{
-    Block, Class, ConfigState, Exemption, Interface, Limit, OwnFlows, Pending, Reload, Status,
+    Block, Class, ConfigState, Exemption, Interface, Limit, OpenConnections, OwnFlows, Pending,
+    Reload, Status,
 };
 use crate::telemetry::PacketCount;
 
@@ -30,6 +31,13 @@ fn status() -> Status {
         tables: vec![],
         new_sources: limit,
         proofs: "handshakes".into(),
+        connections: OpenConnections {
+            counted: "handshakes".into(),
+            open: 0,
+            sources: 0,
+            most: None,
+            uncounted: 0,
+        },
         established: limit,
         own_flows: OwnFlows { tcp: "connect".into(), udp: "packets sent by clients".into() },
         map_memory_bytes: 1 << 20,
@@ -51,6 +59,7 @@ fn class(name: &str) -> Class {
         mode: "enforce".into(),
         packets: Some(Limit { per_second: 1000.0, burst: 2000 }),
         bytes: None,
+        connections: None,
         new_sources: None,
         unproven: None,
         total: None,
