@@ -2,8 +2,8 @@
 
 use limiter_common::abi::{
     Budget, BudgetCell, ByteTats, ConnectionLine, CounterCell, EVENT_RING, FLOW_PORTS, KnownWords,
-    LineV4, LineV6, MAX_OWN_ADDRESSES, OwnAddress, Policy, PortBits, PrefixKey, SAMPLE_RING,
-    Settings,
+    Lease, Leaseholder, LineV4, LineV6, MAX_LEASES, MAX_OWN_ADDRESSES, OwnAddress, Policy,
+    PortBits, PrefixKey, SAMPLE_RING, Settings, WATCHED, WatchedCount, WatchedSource,
 };
 use limiter_common::units::Limits;
 
@@ -12,9 +12,11 @@ use thiserror::Error;
 use crate::config::TableSizes;
 use crate::plan::MapSizes;
 
-/// What an own address takes with what the kernel keeps beside it (`struct htab_elem`, `struct bucket`),
-/// in bytes.
-const OWN_ENTRY: usize = size_of::<OwnAddress>() + 8 + 48 + 16;
+/// What an entry of a hash map takes with what the kernel keeps beside it (`struct htab_elem`, `struct
+/// bucket`), in bytes.
+const fn hashed<Key, Value>() -> usize {
+    size_of::<Key>().next_multiple_of(8) + size_of::<Value>().next_multiple_of(8) + 48 + 16
+}
 /// What the kernel keeps beside the key of a trie entry (`struct lpm_trie_node`) and its prefix
 /// length, in bytes.
 const TRIE_ENTRY: usize = 40;
@@ -40,7 +42,9 @@ pub fn map_memory(sizes: &MapSizes) -> u64 {
         bytes(4 * size_of::<Settings>()),
         bytes(BudgetCell::COUNT * size_of::<Budget>()),
         bytes(size_of::<PortBits>()),
-        bytes(MAX_OWN_ADDRESSES * OWN_ENTRY),
+        bytes(MAX_OWN_ADDRESSES * hashed::<OwnAddress, u32>()),
+        bytes(MAX_LEASES * (hashed::<OwnAddress, Leaseholder>() + size_of::<Lease>())),
+        bytes(WATCHED * hashed::<WatchedSource, WatchedCount>()),
         bytes(SAMPLE_RING),
         bytes(EVENT_RING),
     ];

@@ -202,9 +202,7 @@ fn wrong_usage_exits_with_2() -> Result<()> {
 fn keys_of_later_capabilities_are_not_available() -> Result<()> {
     let files = Files::new()?;
     let in_class = |line: &str| format!("{BASE}{line}\n");
-    let at_the_top = |line: &str| format!("{line}\n{BASE}");
     let cases = [
-        (at_the_top("lease = 60"), 1, "lease"),
         (in_class("[fleet]\nstore = \"redis://127.0.0.1\""), 6, "fleet"),
         (
             in_class(

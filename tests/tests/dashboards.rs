@@ -93,7 +93,7 @@ new_sources = {{ rate = "10/s", burst = 10 }}
 [[class]]
 name = "crowd"
 match = {{ protocol = "udp", ports = [1005] }}
-packets = {{ rate = "10/m", burst = 10 }}
+packets = {{ rate = "30/m", burst = 10 }}
 [[class]]
 name = "rest"
 packets = {{ rate = "1000/s", burst = 1000 }}

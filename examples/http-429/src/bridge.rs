@@ -36,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST: usize = 64 * 1024;
 /// A proof holds for many minutes; it is renewed at most this often.
 const VOUCH_AGAIN: Duration = Duration::from_mins(5);
-/// From here on a sum of the host's classes counts as used up.
-const OVERLOADED: f64 = 1.0;
+/// From here on a budget counts as used up: sources that are not proven are refused.
+const OVERLOADED: f64 = 0.95;
 
 enum Word {
     Report(IpAddr),
@@ -117,11 +117,12 @@ async fn report(socket: &Path, address: IpAddr) {
         Ok((code, answer)) if code.is_success() => {
             eprintln!("{address} is blocked until {}", answer["until"].as_str().unwrap_or("?"));
         }
-        Ok((code, answer)) => {
-            eprintln!(
-                "{address} is not blocked: {code}: {}",
-                answer["detail"].as_str().unwrap_or("?")
-            );
+        Ok((code, problem)) => {
+            let errors = problem["errors"].as_array().into_iter().flatten();
+            let why =
+                problem["detail"].as_str().into_iter().chain(errors.filter_map(Value::as_str));
+            let why: Vec<_> = why.collect();
+            eprintln!("{address} is not blocked: {code}: {}", why.join(": "));
         }
         Err(error) => eprintln!("{address} is not blocked: {error:#}"),
     }

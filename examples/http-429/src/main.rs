@@ -5,8 +5,8 @@
 //!
 //! 1. [`hops`]: whose request it is. The connection's peer is what the kernel sees and can drop; behind
 //!    a trusted proxy the client is somebody else.
-//! 2. Early 503: a host under pressure answers cheaply before it works for anybody.
-//! 3. [`limits`]: one limit for each address and one for each account, both token buckets.
+//! 2. [`limits`]: one limit for each address and one for each account, both token buckets.
+//! 3. Early 503: while the host is under pressure, whom nobody knows is asked to come back later.
 //! 4. [`bridge`]: a client that collects one 429 after another is reported, and the kernel drops it for
 //!    a while; one that has shown a valid key is vouched for. Both off the path of the request.
 
@@ -46,7 +46,8 @@ struct Args {
     /// The agent's socket for applications, `[application] socket` in its configuration
     #[arg(long, default_value = "/run/limiter/app.sock")]
     agent: PathBuf,
-    /// A network whose X-Forwarded-For is believed; may be given several times
+    /// A network whose X-Forwarded-For is believed; may be given several times. Give the agent the same ones
+    /// (`[application] trusted_proxies`): it would block a proxy for what comes through it
     #[arg(long = "trusted-proxy", value_name = "CIDR")]
     trusted_proxies: Vec<IpNet>,
     /// An account: the key that its requests carry in X-Api-Key
@@ -105,20 +106,14 @@ async fn hello(
 ) -> Response {
     let peer = peer.ip().to_canonical();
     let client = hops::client(peer, &headers, &app.trusted_proxies);
-    if let Some(seconds) = app.bridge.overload() {
-        let problem = json!({"title": "Service Unavailable", "detail": "the host is under attack"});
-        return answer(StatusCode::SERVICE_UNAVAILABLE, seconds, problem);
-    }
     // The address before the account: a key is guessed from somewhere.
     if let Err(refusal) = app.limits.address(client) {
         return refuse(&app, peer, client, &refusal);
     }
-    let Some(key) = headers.get("x-api-key").and_then(|key| key.to_str().ok()) else {
-        return (StatusCode::UNAUTHORIZED, "X-Api-Key is missing\n").into_response();
+    let key = headers.get("x-api-key").and_then(|key| key.to_str().ok());
+    let Some(key) = key.filter(|key| app.keys.iter().any(|known| known == key)) else {
+        return unknown(&app);
     };
-    if !app.keys.iter().any(|known| known == key) {
-        return (StatusCode::UNAUTHORIZED, "no account has this key\n").into_response();
-    }
     if let Err(refusal) = app.limits.account(key) {
         // No report: others may use the account, and the address has kept to its own limit.
         return too_many(&refusal);
@@ -128,6 +123,16 @@ async fn hello(
         app.bridge.vouch(peer);
     }
     (StatusCode::OK, format!("hello, {client}\n")).into_response()
+}
+
+/// Nobody knows the client. While the host is busy with an attack, it is asked to come back later; customers
+/// are served.
+fn unknown(app: &App) -> Response {
+    if let Some(seconds) = app.bridge.overload() {
+        let problem = json!({"title": "Service Unavailable", "detail": "the host is under attack"});
+        return answer(StatusCode::SERVICE_UNAVAILABLE, seconds, problem);
+    }
+    (StatusCode::UNAUTHORIZED, "X-Api-Key is missing, or no account has it\n").into_response()
 }
 
 /// The address has had its share. If it goes on for too long, the agent hears of it.

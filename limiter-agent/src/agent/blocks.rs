@@ -234,7 +234,7 @@ pub(super) fn ends(expires: Option<SystemTime>) -> String {
 /// What the block hits that somebody may not have meant.
 async fn warnings(cidr: &IpNet) -> Vec<String> {
     let hit = |address: &IpAddr| cidr.contains(address);
-    match host::peers_of_port(SSH).await {
+    match host::peers_of(|ours, _| ours == SSH).await {
         Ok(peers) => {
             let hit: Vec<_> =
                 peers.iter().filter(|peer| hit(peer)).map(ToString::to_string).collect();

@@ -71,7 +71,7 @@ impl RuntimeExemptions {
         by: &str,
     ) -> Result<(String, Option<SystemTime>), Refused> {
         let ExemptOrder { cidr, interface, owner, duration } = order;
-        if !is_guarded(interface, file) {
+        if Pattern::new(interface).is_glob() || !is_guarded(interface, file) {
             let guarded: Vec<_> = file.interfaces.iter().map(|it| it.name.as_str()).collect();
             let why = format!(
                 "no guarded interface is called \"{interface}\", so it would hold nowhere; guarded \

@@ -106,7 +106,10 @@ impl Audit {
         };
         kept.entries.push_back(entry);
         if kept.entries.len() > KEPT {
-            kept.entries.pop_front();
+            // What operators did is not for applications to push out.
+            let is_theirs = |it: &Entry| it.socket == "application";
+            let oldest = kept.entries.iter().position(is_theirs).unwrap_or(0);
+            kept.entries.remove(oldest);
         }
     }
 

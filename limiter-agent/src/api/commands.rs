@@ -405,6 +405,6 @@ fn wrong(error: String) -> Response {
 }
 
 /// Whoever took the request is gone without an answer: a panic.
-fn lost() -> Response {
+pub(super) fn lost() -> Response {
     problem(StatusCode::INTERNAL_SERVER_ERROR, "the agent failed", vec![])
 }

@@ -19,8 +19,9 @@ mod sources;
 
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -155,12 +156,19 @@ pub fn writable(api: &Api) -> Router {
     let writes = commands::routes(api);
     let leases = lease::routes(api);
     let router = reads(api).merge(writes).merge(leases).merge(others).merge(own).merge(bridge(api));
-    openapi::with_fallbacks(router, Place::Control)
+    openapi::with_fallbacks(router, Place::Control).layer(middleware::from_fn(to_its_end))
 }
 
 /// What those may ask who can open the application socket.
 pub fn application(api: &Api) -> Router {
-    openapi::with_fallbacks(common(api).merge(bridge(api)), Place::Application)
+    let router = openapi::with_fallbacks(common(api).merge(bridge(api)), Place::Application);
+    router.layer(middleware::from_fn(to_its_end))
+}
+
+/// Answers on a task of its own: a client that hangs up must not leave half a change behind, nor one that is
+/// in nobody's record.
+async fn to_its_end(request: Request, next: Next) -> Response {
+    tokio::spawn(next.run(request)).await.unwrap_or_else(|_| commands::lost())
 }
 
 /// What applications may write, and ask about many sources at once.

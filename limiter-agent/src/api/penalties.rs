@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
@@ -17,6 +16,7 @@ use limiter_common::packet::Source;
 use limiter_common::time::Tick;
 use limiter_common::units::PacketLimit;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::audit::Written;
@@ -30,8 +30,6 @@ use crate::host;
 use crate::sources::{is_among, touches};
 use crate::status::utc;
 
-/// Ports of this host from whose connections operators and routers work: ssh and BGP.
-const RESERVED: [u16; 2] = [22, 179];
 /// How long a list of those connections is good for: it takes the kernel a while.
 const FRESH: Duration = Duration::from_secs(5);
 /// The longest reason, in characters.
@@ -98,6 +96,7 @@ pub struct ProvenAnswer {
 pub(super) struct Throttles {
     penalties: AtomicU64,
     proofs: AtomicU64,
+    /// Who asks while it is being found out waits for that.
     reserved: Mutex<Option<(Instant, HashSet<IpAddr>)>>,
 }
 
@@ -212,32 +211,21 @@ impl Api {
         if let Some(it) = view.exemption(net, SystemTime::now()) {
             return Some(("exempt", format!("{} is exempt; ask {}", it.cidr, it.owner)));
         }
-        let reserved = self.reserved().await.into_iter().find(|peer| net.contains(peer));
-        reserved.map(|peer| {
-            let why = format!("{peer} has an open ssh or BGP session with this host");
-            ("reserved", why)
-        })
-    }
-
-    /// Who has an open connection from which this host is operated. None if the kernel does not say.
-    async fn reserved(&self) -> HashSet<IpAddr> {
-        let known = || self.throttles.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, peers)) = &*known()
-            && at.elapsed() < FRESH
-        {
-            return peers.clone();
-        }
-        let mut peers = HashSet::new();
-        for port in RESERVED {
-            match host::peers_of_port(port).await {
-                Ok(found) => peers.extend(found),
+        let mut known = self.throttles.reserved.lock().await;
+        if known.as_ref().is_none_or(|(at, _)| at.elapsed() >= FRESH) {
+            match host::peers_of(is_reserved).await {
+                Ok(peers) => *known = Some((Instant::now(), peers)),
                 Err(error) => {
-                    log::warn!("whether an ssh session is penalised is not known: {error}");
+                    let why = format!("whether it has an ssh or BGP session is not known: {error}");
+                    return Some(("unknown", why));
                 }
             }
         }
-        *known() = Some((Instant::now(), peers.clone()));
-        peers
+        let mut peers = known.iter().flat_map(|(_, peers)| peers);
+        peers.find(|peer| net.contains(*peer)).map(|peer| {
+            let why = format!("{peer} has an open ssh or BGP session with this host");
+            ("reserved", why)
+        })
     }
 
     async fn order_penalty(
@@ -259,6 +247,14 @@ impl Api {
             }
         }
     }
+}
+
+/// Whether operators or routers work over a connection between these ports, ours first: by ssh to this host, or
+/// BGP, which either end may have opened.
+fn is_reserved(ours: u16, theirs: u16) -> bool {
+    const SSH: u16 = 22;
+    const BGP: u16 = 179;
+    ours == SSH || ours == BGP || theirs == BGP
 }
 
 /// Why no packet comes from an address.

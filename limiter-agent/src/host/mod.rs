@@ -28,7 +28,7 @@ pub use memory::available_memory;
 pub use preflight::{Unfit, memlock, preflight, requirements, sees_programs, unclaimed};
 pub use privileges::drop_privileges;
 pub use refusal::{Refusal, kernel_words, other_mode};
-pub use sockets::{Connections, SocketsError, connections, peers_of_port};
+pub use sockets::{Connections, SocketsError, connections, peers_of};
 
 /// The two clocks, read together: expiry times are written on the wall clock and enforced on the
 /// monotonic one.

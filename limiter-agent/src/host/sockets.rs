@@ -63,16 +63,19 @@ pub async fn connections() -> Result<Connections, SocketsError> {
     listing.unwrap_or_else(|panic| Err(io::Error::other(panic).into()))
 }
 
-/// The other ends of the established TCP connections to `port` of this host, in this network namespace.
+/// The other ends of the established TCP connections in this network namespace of which `is_meant` says so,
+/// who is asked about the port at this end and the one at the other.
 ///
 /// # Errors
 /// [`SocketsError`] if netlink does not answer, or not in its own terms.
-pub async fn peers_of_port(port: u16) -> Result<HashSet<IpAddr>, SocketsError> {
+pub async fn peers_of(is_meant: fn(u16, u16) -> bool) -> Result<HashSet<IpAddr>, SocketsError> {
     let listing = tokio::task::spawn_blocking(move || {
         let mut peers = HashSet::new();
         for (family, any) in [(AF_INET, SocketId::new_v4()), (AF_INET6, SocketId::new_v6())] {
             list(family, OPEN, any, &mut |id| {
-                let is_peer = id.source_port == port && id.destination_port != 0;
+                // A listener has no other end.
+                let is_peer =
+                    id.destination_port != 0 && is_meant(id.source_port, id.destination_port);
                 peers.extend(is_peer.then(|| id.destination_address.to_canonical()));
             })?;
         }

@@ -168,7 +168,8 @@ impl Leases {
                 .to_owned());
         }
         let now = SystemTime::now();
-        let subject = subject.parse().map_or(subject.clone(), |at: IpAddr| at.to_string());
+        let subject =
+            subject.parse().map_or(subject.clone(), |at: IpAddr| at.to_canonical().to_string());
         let mut ledger = self.ledger();
         let change = if *undo {
             if !ledger.revocations.remove(&subject) {

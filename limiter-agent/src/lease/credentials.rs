@@ -2,6 +2,9 @@
 //! revoked, and the key that tokens are checked with. Read from files at a start and at each reload.
 
 use std::collections::HashSet;
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash as _, Hasher as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,6 +28,8 @@ pub(crate) struct Credentials {
     pub(super) tokens: Option<DecodingKey>,
     /// Those of revoked certificates.
     pub(super) revoked: HashSet<Serial>,
+    /// Of the contents of all files.
+    fingerprint: u64,
 }
 
 /// Who a credential says it is.
@@ -46,6 +51,8 @@ impl Credentials {
     /// A line for each file that cannot be used, with the cure.
     pub(crate) fn load(config: &Leasing, file: &str) -> Result<Self, Vec<String>> {
         let mut errors = Vec::new();
+        // First: should a file change meanwhile, the next reload sees that it has.
+        let fingerprint = fingerprint(config);
         let mut note = |key: &str, path: &Path, error: String, cure: &str| {
             errors.push(format!("{file}: lease.{key}: {}: {error}; {cure}", path.display()));
         };
@@ -116,7 +123,12 @@ impl Credentials {
         tls.session_storage = Arc::new(NoServerSessionStorage {});
         tls.send_tls13_tickets = 0;
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { tls: Arc::new(tls), tokens, revoked })
+        Ok(Self { tls: Arc::new(tls), tokens, revoked, fingerprint })
+    }
+
+    /// Whether they were read from files with the same contents.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
     }
 }
 
@@ -143,6 +155,16 @@ impl Identity {
             until: SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(until))?,
         })
     }
+}
+
+/// A file that cannot be read is noted where it is needed.
+fn fingerprint(config: &Leasing) -> u64 {
+    let Leasing { certificate, key, client_ca, token_key, crl, .. } = config;
+    let optional = [client_ca, token_key, crl].map(|path| path.as_ref().map(fs::read));
+    let all = [Some(fs::read(certificate)), Some(fs::read(key))].into_iter().chain(optional);
+    let mut hasher = DefaultHasher::new();
+    all.for_each(|contents| contents.map(Result::ok).hash(&mut hasher));
+    hasher.finish()
 }
 
 /// A serial number in its place; none if it is longer than allowed.

@@ -268,8 +268,13 @@ impl Ledger {
     fn is_revoked(&self, name: &str, serial: &Serial, address: IpAddr) -> bool {
         let hex = hex(serial);
         let has_serial = *serial != Serial::default();
+        // As viewers write it: with colons, 0x or zeros before it.
+        let bare = |serial: &str| {
+            serial.trim_start_matches("0x").replace(':', "").trim_start_matches('0').to_owned()
+        };
+        let hex = bare(&hex);
         let is_its = |revoked: &String| {
-            *revoked == name.to_lowercase() || has_serial && revoked.replace(':', "") == hex
+            *revoked == name.to_lowercase() || has_serial && bare(revoked) == hex
         };
         self.revoked.iter().any(is_its)
             || has_serial && self.revoked_serials.contains(serial)

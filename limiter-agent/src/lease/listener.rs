@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use ipnet::IpNet;
 use log::{info, warn};
 use rustls::CertificateError as Cause;
 use tokio::net::{TcpListener, TcpStream};
@@ -21,6 +22,7 @@ use super::Leases;
 use super::credentials::{Credentials, Identity};
 use super::outcome::{Outcome, Refusal};
 use super::protocol::{Session, answer};
+use crate::agent::source_network;
 use crate::cli::Failure;
 use crate::config::Leasing;
 
@@ -71,7 +73,7 @@ pub(crate) async fn serve(listener: TcpListener, leases: Leases, mut stopped: wa
         number += 1;
         let address = peer.ip().to_canonical();
         let place = Arc::clone(&places).try_acquire_owned();
-        let (Ok(place), Some(one)) = (place, Peers::enter(&peers, address)) else {
+        let (Ok(place), Some(one)) = (place, Peers::enter(&peers, source_network(address))) else {
             leases.refuse(&Refusal::new(Outcome::Busy, "too many connections"), &[], address);
             continue;
         };
@@ -84,35 +86,35 @@ pub(crate) async fn serve(listener: TcpListener, leases: Leases, mut stopped: wa
     }
 }
 
-/// How many connections each address has.
+/// How many connections each address has, or each IPv6 /64.
 #[derive(Default)]
-struct Peers(Mutex<HashMap<IpAddr, usize>>);
+struct Peers(Mutex<HashMap<IpNet, usize>>);
 
 /// One of them.
 struct One {
     peers: Arc<Peers>,
-    address: IpAddr,
+    network: IpNet,
 }
 
 impl Peers {
-    fn enter(this: &Arc<Self>, address: IpAddr) -> Option<One> {
+    fn enter(this: &Arc<Self>, network: IpNet) -> Option<One> {
         let mut counts = this.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_default();
+        let count = counts.entry(network).or_default();
         if *count >= MOST_OF_ONE {
             return None;
         }
         *count += 1;
-        Some(One { peers: Arc::clone(this), address })
+        Some(One { peers: Arc::clone(this), network })
     }
 }
 
 impl Drop for One {
     fn drop(&mut self) {
         let mut counts = self.peers.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.address) {
+        if let Some(count) = counts.get_mut(&self.network) {
             *count -= 1;
             if *count == 0 {
-                counts.remove(&self.address);
+                counts.remove(&self.network);
             }
         }
     }

@@ -88,11 +88,22 @@ impl Leases {
         config.lease.as_ref().map(|lease| Credentials::load(lease, &config.file)).transpose()
     }
 
-    /// Puts a configuration in force. Who is connected has to connect again, and is checked again.
+    /// Puts a configuration in force. If its files have other contents, who is connected has to connect again,
+    /// and is checked again.
     pub(crate) fn configure(&self, config: &Config, interfaces: &[Guarded], credentials: Loaded) {
         let revoked = credentials.as_ref().map(|it| it.revoked.clone()).unwrap_or_default();
         self.ledger().configure(config.lease.as_ref(), interfaces, revoked);
-        self.0.credentials.send_replace(credentials.map(Arc::new));
+        self.0.credentials.send_if_modified(|present| {
+            let is_same = match (&*present, &credentials) {
+                (Some(present), Some(new)) => present.is_same(new),
+                (None, None) => true,
+                _ => false,
+            };
+            if !is_same {
+                *present = credentials.map(Arc::new);
+            }
+            !is_same
+        });
     }
 
     /// How many hold.
@@ -179,7 +190,8 @@ impl Leases {
             return;
         }
         quiet.said += 1;
-        let (outcome, why) = (refusal.outcome.label(), &refusal.why);
+        // It may quote what the client wrote.
+        let (outcome, why) = (refusal.outcome.label(), refusal.why.escape_debug());
         match names.first() {
             // Whoever made the certificate chose the name.
             Some(name) => warn!("lease: refused {name:?} from {address} ({outcome}): {why}"),
