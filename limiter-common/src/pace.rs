@@ -142,12 +142,13 @@ mod tests {
             prop_assert!(trickle.len() as u64 > 2_000 - 2 * u64::from(LONGEST_GAP));
         }
 
-        /// At any rate that the longest gap allows for, they come every 2 ms.
+        /// At any rate that the longest gap allows for, they come every 2 ms. (Where that is four packets or
+        /// five, whole numbers make it up to a third more.)
         #[test]
         fn events_keep_their_interval(gap in 4_000..500_000_u64, random in any::<u32>()) {
             let count = 2_000_000_000 / gap;
             let shown = run(&mut Pace::default(), 1..count, 77, gap, random).len();
-            prop_assert!((800..=1_250).contains(&shown), "{shown} in two seconds");
+            prop_assert!((800..=1_400).contains(&shown), "{shown} in two seconds");
         }
     }
 
